@@ -6,6 +6,7 @@ StarspecError
 │  └─ VocabularyMismatch    target and draft do not share a tokenizer
 ├─ RequestError             the client's fault: HTTP 400 (or `status`), naming `param`
 │  └─ ContextTooLong        the prompt leaves no room for a token
+├─ RequestTimedOut          the answer took longer than a request may: HTTP 504
 ├─ CapacityError            no capacity now: HTTP 429/503 with Retry-After
 │  ├─ NoFreeRow             every cache row is leased
 │  └─ QueueFull             the queue is at its limit
@@ -52,6 +53,10 @@ class RequestError(StarspecError):
 
 class ContextTooLong(RequestError):
     """The prompt leaves no room for a single new token."""
+
+
+class RequestTimedOut(StarspecError):
+    """The answer was not finished within the time that a request has."""
 
 
 class CapacityError(StarspecError):

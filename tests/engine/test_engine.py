@@ -133,6 +133,8 @@ def test_end_token_inside_an_accepted_run_ends_text_usage_and_logprobs(drafts: s
         assert (last.finish_reason, last.stop_reason) == ("stop", None)
         assert last.logprobs is not None
         assert len(last.logprobs) == len(last.token_ids)
+        assert last.stats is not None
+        assert last.stats.acceptance.num_emitted_tokens == len(tokens)
 
 
 @pytest.mark.parametrize("drafts", ["true", "tree"])

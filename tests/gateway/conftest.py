@@ -40,7 +40,8 @@ from starspec.wire.messages import (
 
 PATIENCE_S = 20.0  # a test that waits for longer has failed
 TEMPLATE = (
-    "{% for message in messages %}{% if message['role'] == 'villain' %}{{ raise_exception('no villains') }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if message['content'] == 'villain' %}{{ raise_exception('no villains') }}{% endif %}"
     "<s>{{ message['role'] }}\n{{ message['content'] }}{% if not loop.last or not continue_final_message %}</s>"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<s>assistant\n{{ mood | default('') }}{% endif %}"
 )
@@ -142,6 +143,10 @@ class ToyTarget:
                 stats=toy_stats(spec) if finish is not None else None,
             )
         )
+
+    def flood(self, request_id: RequestId, num_chars: int) -> None:
+        """One token with a long text."""
+        self._outbox.put_nowait(EngineOutput(request_id, [1], "x" * num_chars))
 
     def lose(self) -> None:
         """The connection breaks; what was open is gone."""

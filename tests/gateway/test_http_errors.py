@@ -92,6 +92,9 @@ def error_of(reply: Any) -> dict[str, Any]:
         ({"prompt": "hi", "suffix": "!"}, "suffix"),
         ({"prompt": "hi", "best_of": 2}, "best_of"),
         ({"prompt": "hi", "prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"prompt": "hi", "temprature": 0}, "temprature"),
+        ({"prompt": "hi", "max_tokens": 63}, "max_tokens"),
+        ({"prompt": ["hi", "hello"], "max_tokens": 60}, "max_tokens"),
     ],
 )
 async def test_a_bad_completion_parameter_is_a_400_that_names_it(gateway: Any, body: Any, param: str) -> None:
@@ -108,6 +111,9 @@ async def test_a_bad_completion_parameter_is_a_400_that_names_it(gateway: Any, b
 @pytest.mark.parametrize(
     ("body", "param"),
     [
+        ({"messages": [USER], "max_completions_tokens": 5}, "max_completions_tokens"),
+        ({"messages": [USER], "max_completion_tokens": 64}, "max_completion_tokens"),
+        ({"messages": [USER], "max_tokens": 64}, "max_tokens"),
         ({}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": [{"content": "hi"}]}, "messages[0].role"),
@@ -117,7 +123,9 @@ async def test_a_bad_completion_parameter_is_a_400_that_names_it(gateway: Any, b
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"content": None}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
-        ({"messages": [{"role": "villain", "content": "hi"}]}, "messages"),
+        ({"messages": [{"role": "villain", "content": "hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "", "content": "hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "villain"}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x" * 64}]}, "messages"),
         ({"messages": [USER], "top_logprobs": 2}, "top_logprobs"),
         ({"messages": [USER], "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -162,7 +170,12 @@ async def test_an_unknown_speculative_key_names_the_nearest_one(gateway: Any) ->
         {"best_of": 1},
         {"suffix": None},
         {"user": "someone"},
-        {"a_name_that_nobody_knows": [1, 2]},
+        {"metadata": {"team": "blue"}},
+        {"service_tier": "auto"},
+        {"safety_identifier": "someone"},
+        {"prompt_cache_key": "here"},
+        {"parallel_tool_calls": True},
+        {"request_id": "mine"},
     ],
 )
 async def test_what_asks_for_nothing_is_accepted(gateway: Any, extra: dict[str, Any]) -> None:
@@ -276,6 +289,7 @@ async def test_an_empty_prompt_is_a_400(gateway: Any, prompt: Any) -> None:
     reply = await gateway.http.post("/v1/completions", json={"prompt": prompt})
     assert (reply.status_code, error_of(reply)["message"]) == (400, "prompt is empty")
     assert not gateway.target.submitted
+    assert (await gateway.http.post("/v1/completions", json={"prompt": "hi"})).status_code == 200
 
 
 async def test_a_request_for_more_answers_than_the_servers_ever_hold_is_a_400(gateway: Any) -> None:

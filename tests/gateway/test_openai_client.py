@@ -127,6 +127,17 @@ async def test_chat_logprobs_without_a_number_have_no_alternatives(gateway: Any)
     assert all(entry.top_logprobs == [] for entry in reply.choices[0].logprobs.content)
 
 
+async def test_zero_logprobs_are_those_of_the_tokens_alone(gateway: Any) -> None:
+    gateway.target.script = lambda spec: ["ab"]
+    [choice] = (await gateway.post("/v1/completions", prompt="hi", logprobs=0)).json()["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [-0.5] * 3
+    assert [list(each) for each in choice["logprobs"]["top_logprobs"]] == [["a"], ["b"], ["</s>"]]
+    [spec] = gateway.target.submitted.values()
+    assert spec.logprobs == 0
+    [choice] = (await gateway.post("/v1/completions", prompt="hi")).json()["choices"]
+    assert choice["logprobs"] is None
+
+
 async def test_completion_logprobs_are_parallel_lists_with_the_chosen_token_among_the_top(gateway: Any) -> None:
     reply = await gateway.client.completions.create(model="toy-model", prompt="hi", logprobs=1)
     logprobs = reply.choices[0].logprobs

@@ -122,3 +122,28 @@ async def test_an_answer_that_the_target_breaks_off_is_an_error_and_not_a_short_
     await breaking
     assert answer.status_code == status
     assert answer.json()["error"]["code"] == status
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("logprobs", [False, True])
+async def test_a_stream_says_what_a_whole_answer_says(gateway: Any, path: str, logprobs: bool) -> None:
+    is_chat = "chat" in path
+    asked = {"messages": [{"role": "user", "content": "hi"}]} if is_chat else {"prompt": "hi"}
+    asked |= {"n": 2, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    if logprobs:
+        asked |= {"logprobs": True, "top_logprobs": 2} if is_chat else {"logprobs": 2}
+    events = events_of((await gateway.post(path, **asked, stream=True)).content)[:-1]
+    *chunks, last = [json.loads(event.removeprefix("data: ")) for event in events]
+    del asked["stream_options"]
+    whole = (await gateway.post(path, **asked)).json()
+    assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    for choice in whole["choices"]:
+        parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
+        text = [part["delta"].get("content", "") if is_chat else part["text"] for part in parts]
+        assert "".join(text) == (choice["message"]["content"] if is_chat else choice["text"])
+        assert [each for part in parts for each in part.get("token_ids", [])] == choice["token_ids"]
+        assert (parts[-1]["finish_reason"], parts[-1]["stop_reason"]) == ("stop", choice["stop_reason"])
+        if logprobs:
+            key = "content" if is_chat else "token_logprobs"
+            joined = [each for part in parts if part["logprobs"] for each in part["logprobs"][key]]
+            assert joined == choice["logprobs"][key]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from copy import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from starspec.config import GatewayConfig
 from starspec.errors import ModelError, RequestError
 from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.schema import ChatCompletionRequest, CompletionRequest
-from starspec.gateway.served_model import GenerationDefaults, read_generation_defaults
+from starspec.gateway.served_model import GenerationDefaults, load_served_model, read_generation_defaults
 from starspec.gateway.translate import Translator
 from starspec.models.loading.tokenizer import eos_token_ids
 from starspec.wire.messages import RequestSpec
@@ -136,6 +139,19 @@ async def test_a_model_without_a_template_says_so(tokenizer: Any) -> None:
 def test_generation_config_gives_defaults_and_end_tokens(model_folder: Path, tokenizer: Any) -> None:
     assert read_generation_defaults(model_folder) == GenerationDefaults(temperature=0.6, top_k=20)
     assert eos_token_ids(model_folder, tokenizer) == (EOS,)
+
+
+async def test_every_end_token_that_any_file_names_ends_an_answer(model_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 10}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [11, 12]}))
+    served = load_served_model(GatewayConfig(model=str(folder)))
+    try:
+        spec = await spec_of(Translator(served.codec, served.defaults))
+        assert spec.sampling.end_token_ids == (10, 11, 12, EOS)
+    finally:
+        served.codec.close()
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", '{"temperature": "hot"}', '{"top_k": true}'])

@@ -56,6 +56,33 @@ class GatewayConfig:
     keep_alive_s: Annotated[
         float, Option("Seconds after which a silent stream gets a comment.", LIMITS, ("--keep-alive",), least=0.1)
     ] = 15.0
+    max_connections: Annotated[
+        int, Option("HTTP connections at once; a full gateway closes the one idle for longest.", LIMITS, least=1)
+    ] = 512
+    max_connections_per_address: Annotated[
+        int, Option("As --max-connections, for one client address; a proxy is one address.", LIMITS, least=1)
+    ] = 256
+    receive_timeout_s: Annotated[
+        float,
+        Option(
+            "Seconds for a client to send a request's head, as many for its body, and to go on reading its answer.",
+            LIMITS,
+            ("--receive-timeout",),
+            least=0.1,
+        ),
+    ] = 30.0
+    idle_timeout_s: Annotated[
+        float, Option("Seconds until a connection without a request is closed.", LIMITS, ("--idle-timeout",), least=0.1)
+    ] = 60.0
+    request_timeout_s: Annotated[
+        float,
+        Option(
+            "Seconds for one request, queueing included; one that takes longer ends with an error.",
+            LIMITS,
+            ("--request-timeout",),
+            least=0.1,
+        ),
+    ] = 1800.0
     shutdown_timeout_s: ShutdownTimeout = 30.0
 
     def __post_init__(self) -> None:

@@ -5,32 +5,35 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from starspec import __version__
 from starspec.config import GatewayConfig
-from starspec.errors import RequestError, StarspecError
+from starspec.errors import CapacityError, RequestError, StarspecError
 from starspec.gateway.background import run_forever
 from starspec.gateway.drain import Drain, DrainMiddleware
 from starspec.gateway.formats import ChatFormat, CompletionFormat, ReplyBuilder, ReplyFormat
 from starspec.gateway.generation import Generation
-from starspec.gateway.generation_request import GenerationRequest
+from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.health import HealthRoutes
 from starspec.gateway.http_errors import http_error_of
 from starspec.gateway.hub_status import HubStatusPoller
 from starspec.gateway.metrics import GatewayMetrics, MetricsMiddleware, RequestTimer
 from starspec.gateway.prompts import PromptCodec
-from starspec.gateway.request_checks import ApiKeyMiddleware, BodyLimitMiddleware, JsonRoute
+from starspec.gateway.quoting import quoted
+from starspec.gateway.request_body import CLIENT_LEFT, JsonRoute, readers
+from starspec.gateway.request_checks import ApiKeyMiddleware, BodyLimitMiddleware, FramingMiddleware
+from starspec.gateway.retry_after import RetryAfter
 from starspec.gateway.router import Router
 from starspec.gateway.schema import (
     ChatCompletionRequest,
@@ -40,12 +43,11 @@ from starspec.gateway.schema import (
     TokenizeRequest,
 )
 from starspec.gateway.served_model import ModelIdentity
-from starspec.gateway.stream import Delivery, EventStream, until_disconnect
+from starspec.gateway.stream import Delivery, EventStream, until_disconnect, within
+from starspec.gateway.token_text import TokenText
 from starspec.gateway.translate import Translator
 from starspec.gateway.unsupported import refuse_unsupported
 from starspec.observe.metrics import StatusSnapshot
-
-CLIENT_LEFT: Final = 499  # no client sees it; it makes disconnects visible in the counters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,30 +66,29 @@ class Services:
     def snapshot(self) -> StatusSnapshot:
         return StatusSnapshot(self.router.statuses, self.hub.status if self.hub else None)
 
+    def num_waiting(self) -> int:
+        """Requests in the queues of the targets."""
+        return sum(status.num_waiting for status in self.router.statuses)
+
 
 class Routes:
     """One method for each route."""
 
-    def __init__(self, services: Services, metrics: GatewayMetrics) -> None:
+    def __init__(self, services: Services, metrics: GatewayMetrics, retry_after: RetryAfter) -> None:
         self._services = services
         self._metrics = metrics
         self.of_health = HealthRoutes(services.router, services.hub)
+        self._retry_after = retry_after
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         self._check_model(body.model)
-        timer = RequestTimer(self._metrics, self._services.clock)
-        generation_request = await self._services.translator.completion(body, self._services.router.max_model_len)
-        reply_format = CompletionFormat(generation_request.options, self._services.codec.tokens)
-        return await self._deliver(generation_request, reply_format, f"cmpl-{secrets.token_hex(16)}", request, timer)
+        translation = self._services.translator.completion(body, self._max_model_len())
+        return await self._answer(translation, CompletionFormat, "cmpl", request)
 
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
         self._check_model(body.model)
-        timer = RequestTimer(self._metrics, self._services.clock)
-        generation_request = await self._services.translator.chat(body, self._services.router.max_model_len)
-        reply_format = ChatFormat(generation_request.options, self._services.codec.tokens)
-        return await self._deliver(
-            generation_request, reply_format, f"chatcmpl-{secrets.token_hex(16)}", request, timer
-        )
+        translation = self._services.translator.chat(body, self._max_model_len())
+        return await self._answer(translation, ChatFormat, "chatcmpl", request)
 
     async def models(self) -> Response:
         self.of_health.check_ready()
@@ -98,20 +99,15 @@ class Routes:
         self.of_health.check_ready()
         return JSONResponse(self._card())
 
-    async def tokenize(self, body: TokenizeRequest) -> Response:
+    async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         self._check_model(body.model)
-        refuse_unsupported(body.model_extra)
-        token_ids = await self._tokenized(body)
-        tokens = self._services.codec.tokens
-        strings = [tokens.text_of(token_id) for token_id in token_ids] if body.return_token_strs else None
-        length = self._services.router.max_model_len
-        return JSONResponse(
-            {"count": len(token_ids), "max_model_len": length, "tokens": token_ids, "token_strs": strings}
-        )
+        refuse_unsupported(body.model_extra, TokenizeRequest.model_fields)
+        return await _json_unless_left(self._tokenization(body), request)
 
-    async def detokenize(self, body: DetokenizeRequest) -> Response:
+    async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
         self._check_model(body.model)
-        return JSONResponse({"prompt": await self._services.codec.decode(body.tokens)})
+        refuse_unsupported(body.model_extra, DetokenizeRequest.model_fields)
+        return await _json_unless_left(self._detokenization(body), request)
 
     async def metrics(self) -> Response:
         return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -119,43 +115,86 @@ class Routes:
     async def version(self) -> Response:
         return JSONResponse({"version": __version__})
 
-    async def _deliver(
+    async def _answer(
         self,
-        generation_request: GenerationRequest,
-        reply_format: ReplyFormat,
-        reply_id: str,
+        translation: Coroutine[Any, Any, GenerationRequest],
+        make_format: Callable[[ReplyOptions, TokenText], ReplyFormat],
+        prefix: str,
         request: Request,
-        timer: RequestTimer,
     ) -> Response:
-        identity = self._services.identity
-        generation = Generation(self._services.router, generation_request, reply_id)
-        builder = ReplyBuilder(reply_id, identity.model, identity.fingerprint, reply_format)
-        delivery = Delivery(generation_request, generation, builder, timer)
+        """Translate, generate, and deliver the answer, unless the client leaves before."""
+        timeout_s, started_s = self._services.config.request_timeout_s, self._services.clock()
+        timer = RequestTimer(self._metrics, self._services.clock)
+        async with within(timeout_s):
+            generation_request = await until_disconnect(translation, request.receive)
+        if generation_request is None:
+            timer.disconnect()
+            return Response(status_code=CLIENT_LEFT)
+        delivery = self._delivery(generation_request, make_format, f"{prefix}-{secrets.token_hex(16)}", timer)
+        time_limit = partial(within, timeout_s, self._services.clock() - started_s)
         if generation_request.options.is_stream:
-            return EventStream(delivery, self._services.config.keep_alive_s)
-        reply = await until_disconnect(delivery.whole(), request.receive)
+            return EventStream(delivery, self._services.config.keep_alive_s, time_limit)
+        async with time_limit():
+            reply = await until_disconnect(delivery.whole(), request.receive)
         if reply is None:
             timer.disconnect()
             return Response(status_code=CLIENT_LEFT)
         return Response(msgspec.json.encode(reply), media_type="application/json")
 
+    def _delivery(
+        self,
+        generation_request: GenerationRequest,
+        make_format: Callable[[ReplyOptions, TokenText], ReplyFormat],
+        reply_id: str,
+        timer: RequestTimer,
+    ) -> Delivery:
+        identity = self._services.identity
+        generation = Generation(self._services.router, generation_request, reply_id)
+        reply_format = make_format(generation_request.options, self._services.codec.tokens)
+        builder = ReplyBuilder(reply_id, identity.model, identity.fingerprint, reply_format)
+        return Delivery(generation_request, generation, builder, timer, self._retry_after)
+
+    async def _tokenization(self, body: TokenizeRequest) -> bytes:
+        token_ids = await self._tokenized(body)
+        codec, length = self._services.codec, self._services.router.max_model_len
+
+        def encoded() -> bytes:  # on a worker thread, because there may be a million tokens
+            strings = [codec.tokens.text_of(token_id) for token_id in token_ids] if body.return_token_strs else None
+            return msgspec.json.encode(
+                {"count": len(token_ids), "max_model_len": length, "tokens": token_ids, "token_strs": strings}
+            )
+
+        return await codec.run(encoded)
+
+    async def _detokenization(self, body: DetokenizeRequest) -> bytes:
+        return msgspec.json.encode({"prompt": await self._services.codec.decode(body.tokens)})
+
     async def _tokenized(self, body: TokenizeRequest) -> list[int]:
+        length = self._services.router.max_model_len
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give either prompt or messages", "prompt")
         if body.prompt is not None:
             adds_special = body.add_special_tokens is not False
-            return await self._services.codec.encode(body.prompt, add_special_tokens=adds_special)
-        chat = ChatPrompt(
+            return await self._services.codec.encode(body.prompt, "prompt", length, add_special_tokens=adds_special)
+        chat = ChatPrompt.model_construct(  # checked already
             messages=body.messages or [],
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             chat_template_kwargs=body.chat_template_kwargs,
         )
-        return await self._services.codec.encode_chat(chat)
+        return await self._services.codec.encode_chat(chat, length)
 
     def _check_model(self, asked: str | None) -> None:
-        if asked is not None and asked != self._services.identity.model:
-            raise RequestError(f"the model {asked!r} does not exist", "model", 404)
+        served = self._services.identity.model
+        if asked is not None and asked != served:
+            raise RequestError(f"the model {quoted(asked)} does not exist; this server has {served!r}", "model", 404)
+
+    def _max_model_len(self) -> int:
+        """Raises: CapacityError if no target is connected, because the context is not known then."""
+        length = self._services.router.max_model_len
+        if length is None:
+            raise CapacityError("no target is connected that could take this request")
+        return length
 
     def _card(self) -> dict[str, Any]:
         identity = self._services.identity
@@ -168,21 +207,31 @@ class Routes:
         }
 
 
+async def _json_unless_left(work: Coroutine[Any, Any, bytes], request: Request) -> Response:
+    """The JSON that `work` makes; nothing if the client leaves before."""
+    body = await until_disconnect(work, request.receive)
+    if body is None:
+        return Response(status_code=CLIENT_LEFT)
+    return Response(body, media_type="application/json")
+
+
 def build_app(services: Services) -> FastAPI:
     """The ASGI application; its lifespan runs the router."""
     metrics = GatewayMetrics(services.snapshot)
+    retry_after = RetryAfter(services.num_waiting, services.clock)
     app = FastAPI(title="starspec", version=__version__, lifespan=_lifespan(services), docs_url=None, redoc_url=None)
-    _add_routes(app, Routes(services, metrics))
-    _add_error_handlers(app)
+    _add_routes(app, Routes(services, metrics, retry_after), readers(services.codec.workers))
+    _add_error_handlers(app, retry_after)
     app.add_middleware(BodyLimitMiddleware, max_bytes=services.config.max_body_bytes)
     if services.config.api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=services.config.api_key)
     app.add_middleware(DrainMiddleware, drain=services.drain)
+    app.add_middleware(FramingMiddleware)
     app.add_middleware(MetricsMiddleware, metrics=metrics)  # added last = outermost, so it counts refused requests too
     return app
 
 
-def _add_routes(app: FastAPI, routes: Routes) -> None:
+def _add_routes(app: FastAPI, routes: Routes, json_route: type[JsonRoute]) -> None:
     gets: dict[str, Callable[..., Any]] = {
         "/v1/models": routes.models,
         "/v1/models/{model_id:path}": routes.model,
@@ -202,17 +251,17 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
     for method in ("GET", "POST"):  # as vLLM. Two routes, since one has one id in the OpenAPI description
         app.add_api_route("/ping", routes.of_health.ping, methods=[method], response_model=None)
     for path, endpoint in posts.items():
-        app.router.add_api_route(path, endpoint, methods=["POST"], response_model=None, route_class_override=JsonRoute)
+        app.router.add_api_route(path, endpoint, methods=["POST"], response_model=None, route_class_override=json_route)
 
 
-def _add_error_handlers(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI, retry_after: RetryAfter) -> None:
     async def answer(request: Request, error: Exception) -> Response:  # noqa: ARG001 (the framework's signature)
-        response = http_error_of(error).response()
+        response = http_error_of(error, retry_after.seconds()).response()
         if isinstance(error, HTTPException) and error.headers:
             response.headers.update(error.headers)
         return response
 
-    for kind in (StarspecError, RequestValidationError, HTTPException, Exception):
+    for kind in (StarspecError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)
 
 

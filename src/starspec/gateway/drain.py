@@ -66,7 +66,7 @@ class DrainMiddleware:
             await self._app(scope, receive, send)
             return
         if self._drain.is_begun:
-            await REFUSAL.response()(scope, receive, _closing(send))
+            await REFUSAL.response()(scope, receive, closing(send))
             return
         has_started = False
 
@@ -81,12 +81,12 @@ class DrainMiddleware:
         except asyncio.CancelledError:
             if has_started or not self._drain.is_over:
                 raise
-            await CANCELLED.response()(scope, receive, _closing(send))
+            await CANCELLED.response()(scope, receive, closing(send))
         finally:
             self._drain.num_in_flight -= 1
 
 
-def _closing(send: Send) -> Send:
+def closing(send: Send) -> Send:
     """Add `Connection: close`, so that the client's next connection may reach another gateway."""
 
     async def send_and_close(message: Message) -> None:

@@ -11,7 +11,7 @@ import structlog
 
 from starspec.errors import CapacityError, PeerLost, RequestError, StarspecError
 from starspec.gateway.generation_request import GenerationRequest
-from starspec.gateway.routed_target import RoutedTarget
+from starspec.gateway.routed_target import RoutedTarget, num_positions
 from starspec.gateway.router import Router
 from starspec.ids import RequestId
 from starspec.wire.messages import EngineOutput
@@ -104,7 +104,7 @@ class Generation:
     def _place(self, choice: int, but_not: RoutedTarget | None = None) -> None:
         """Send the answer to the best target but one. Raises: as `__enter__`."""
         spec = self._request.specs[choice]
-        routed = self._router.pick(len(spec.prompt_token_ids), but_not)
+        routed = self._router.pick(num_positions(spec), but_not)
         self._num_targets[choice] += 1
         turn = self._num_targets[choice]
         suffix = f".{turn}" if turn > 1 else ""  # outputs of an earlier turn at the same target must not match

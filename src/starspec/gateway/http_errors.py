@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import structlog
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from starspec.errors import CapacityError, LinkError, RequestError
+from starspec.errors import CapacityError, LinkError, RequestError, RequestTimedOut
+from starspec.gateway.log_limit import LogLimit
+from starspec.gateway.quoting import MAX_MESSAGE, shortened
 
 RETRY_AFTER_LOST_S: Final = 1.0  # a supervisor restarts a target within seconds
 TYPES: Final = {
@@ -21,12 +22,15 @@ TYPES: Final = {
     401: "AuthenticationError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
     413: "RequestTooLargeError",
     422: "UnprocessableEntityError",
     429: "RateLimitError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
+    504: "GatewayTimeoutError",
 }
+UNEXPECTED: Final = LogLimit(time.monotonic)
 
 log = structlog.get_logger()
 
@@ -43,7 +47,8 @@ class HttpError:
     def body(self) -> bytes:
         """The JSON of the response, or of the event that ends a failed stream. Always ASCII."""
         kind = TYPES.get(self.status, "BadRequestError" if self.status < 500 else "InternalServerError")
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.status}
+        param = None if self.param is None else shortened(self.param)
+        error = {"message": shortened(self.message, MAX_MESSAGE), "type": kind, "param": param, "code": self.status}
         return json.dumps({"error": error}).encode("ascii")
 
     def response(self) -> Response:
@@ -55,66 +60,27 @@ class HttpError:
         return Response(self.body(), self.status, headers, media_type="application/json")
 
 
-def http_error_of(error: Exception) -> HttpError:
+def http_error_of(error: Exception, queue_s: float = 0.0) -> HttpError:
     """The error response for an exception.
+
+    Args:
+        queue_s: how long the queue will take, for a client that found it full.
 
     It does not quote an unexpected exception, whose text may contain paths or prompts.
 
-    Effects: logs unexpected exceptions.
+    Effects: logs unexpected exceptions, not more than a few of a kind at a time.
     """
-    if isinstance(error, HTTPException) and isinstance(error.__cause__, RequestError):
-        error = error.__cause__  # the framework wraps exceptions of body parsing
     match error:
         case RequestError():
             return HttpError(error.status, str(error), error.param)
         case CapacityError():
-            return HttpError(503, str(error), None, error.retry_after_s)
+            return HttpError(503, str(error), None, max(error.retry_after_s, queue_s))
         case LinkError():
             return HttpError(503, str(error), None, RETRY_AFTER_LOST_S)
-        case RequestValidationError():
-            return _of_validation(error.errors())
+        case RequestTimedOut():
+            return HttpError(504, str(error))
         case HTTPException():
             return HttpError(error.status_code, str(error.detail))
-    log.error("a request failed", exc_info=error)
+    if (num_left_out := UNEXPECTED.admit(type(error).__name__)) is not None:
+        log.error("a request failed", exc_info=error, num_left_out=num_left_out)
     return HttpError(500, "internal error; the gateway's log says more")
-
-
-def _of_validation(errors: Sequence[Any]) -> HttpError:
-    """The most specific error of a body, which names the parameter as in `messages[0].content`."""
-    first = _most_specific(errors)
-    if first["type"] == "json_invalid":
-        return HttpError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', 'cannot be read')}")
-    path = [part for part in first["loc"] if part != "body"]
-    if not path:
-        return HttpError(400, "the body must be a JSON object, sent as application/json")
-    param = dotted(path)
-    message = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] == "missing":
-        return HttpError(400, f"{param} is required", param)
-    return HttpError(400, f"{param}: {message[:1].lower()}{message[1:]}", param)
-
-
-def _most_specific(errors: Sequence[Any]) -> Any:
-    """The error to report for the first field that has one.
-
-    A field of a union type has one error for each branch. The branch that matched furthest wins, and a value out of
-    range counts as nearer than a value of another type.
-    """
-
-    def nearness(error: Any) -> tuple[int, bool]:
-        places = [part for part in error["loc"] if isinstance(part, int)]
-        return (places[-1] if places else -1), not error["type"].endswith("_type")
-
-    field = errors[0]["loc"][:2]
-    return max((error for error in errors if error["loc"][:2] == field), key=nearness)
-
-
-def dotted(path: Sequence[str | int]) -> str:
-    """`("messages", 0, "content", "str")` -> `messages[0].content`: names of union branches are left out."""
-    name = ""
-    for part in path:
-        if isinstance(part, int):
-            name += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "int", "bool", "float"):
-            name += f".{part}" if name else part
-    return name

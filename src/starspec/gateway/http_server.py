@@ -1,21 +1,34 @@
-"""uvicorn as the gateway runs it: a socket bound before anything starts, a drain before it exits, one log."""
+"""uvicorn as the gateway runs it: a socket bound before anything starts, a drain before it exits, one log.
+
+It accepts its connections itself, one by one. asyncio's own loop accepts as many as wait; when descriptors run out, it
+logs each failure and does not stop to try, thousands of times a second.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
 import logging
+import resource
 import socket
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
 import uvicorn
 
 from starspec.errors import ConfigError
+from starspec.gateway.background import run_forever
 from starspec.gateway.drain import Drain
+from starspec.gateway.http_protocol import ConnectionTable, GatewayProtocol, Timeouts
+from starspec.gateway.log_limit import LogLimit
 
+ACCEPT_PAUSE_S: Final = 0.2  # after a failure to accept; the kernel keeps those who wait
+SPARE_DESCRIPTORS: Final = 16  # for links to targets and hub, and for connections that are being refused
 BACKLOG: Final = 1024  # connections that wait to be accepted
 UVICORN_LOGGER: Final = "uvicorn.error"  # of its server and protocols; carries errors and everything else
 ALREADY_LOGGED: Final = "Exception in ASGI application"  # `http_error_of` has logged it, or it is the end of a drain
@@ -24,14 +37,58 @@ log = structlog.get_logger()
 
 
 class DrainingServer(uvicorn.Server):
-    """Closes its port at the end of a drain, not at the beginning.
+    """Closes its port at the end of a drain, not at the beginning. Its connections are bounded and have deadlines.
 
     Leaves signals to the process that runs it: a drained gateway exits with 0.
     """
 
-    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
+    def __init__(
+        self, config: uvicorn.Config, drain: Drain, table: ConnectionTable, timeouts: Timeouts, log_limit: LogLimit
+    ) -> None:
         super().__init__(config)
         self._drain = drain
+        self._table = table
+        self._timeouts = timeouts
+        self._log_limit = log_limit
+        self._accepting: list[asyncio.Task[None]] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        accept = [partial(self._accept, each) for each in sockets or []]
+        self._accepting = [asyncio.create_task(run_forever(each)) for each in accept]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await super().shutdown(sockets)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, _ = await loop.sock_accept(listening)
+                await loop.connect_accepted_socket(self._make_protocol, connected)
+            except ConnectionError:
+                continue  # the client left before it was accepted
+            except OSError as error:
+                if (num_left_out := self._log_limit.admit("accept")) is not None:
+                    log.warning(
+                        "the gateway cannot accept a connection; raise the limit of open files (ulimit -n)",
+                        why=str(error),
+                        num_failures_not_shown=num_left_out,
+                    )
+                await asyncio.sleep(ACCEPT_PAUSE_S)  # the last one that was accepted has time to send its request
+                self._table.end_an_idle_one()
+
+    def _make_protocol(self) -> GatewayProtocol:
+        return GatewayProtocol(
+            self._table,
+            self._timeouts,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second. Effects: at the end of the drain, cancels what is still in flight."""
@@ -52,20 +109,24 @@ class DrainingServer(uvicorn.Server):
 
 
 class _ToStructlog(logging.Handler):
-    """Errors stay errors. Malformed HTTP, upgrade requests and uvicorn's progress are logged at debug level."""
+    """Errors stay errors, a few of a kind at a time. Malformed HTTP and uvicorn's progress are logged at debug."""
+
+    def __init__(self, log_limit: LogLimit) -> None:
+        super().__init__()
+        self._log_limit = log_limit
 
     def emit(self, record: logging.LogRecord) -> None:
         sentence = record.getMessage().strip()
         if record.levelno < logging.ERROR or sentence == ALREADY_LOGGED:
             log.debug("uvicorn", says=sentence)
-        else:
-            log.error(sentence, exc_info=record.exc_info or None)
+        elif (num_left_out := self._log_limit.admit(str(record.msg))) is not None:
+            log.error(sentence, exc_info=record.exc_info or None, num_left_out=num_left_out)
 
 
-def redirect_uvicorn_log() -> None:
+def redirect_uvicorn_log(log_limit: LogLimit) -> None:
     """Effects: uvicorn's log records of this process go to structlog and nowhere else. Idempotent."""
     logger = logging.getLogger(UVICORN_LOGGER)
-    logger.handlers = [_ToStructlog()]
+    logger.handlers = [_ToStructlog(log_limit)]
     logger.propagate = False
     logger.setLevel(logging.INFO)
 
@@ -88,6 +149,23 @@ def listen(host: str, port: int) -> socket.socket:
     if not ipaddress.ip_address(listening.getsockname()[0]).is_loopback:
         log.warning("the gateway speaks plain HTTP to other machines; put TLS before it and set an api key", host=host)
     return listening
+
+
+def affordable_connections(asked: int) -> int:
+    """As many connections as are asked for, or as the descriptors of this process allow.
+
+    Effects: warns if that is fewer.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = soft - len(list(Path("/proc/self/fd").iterdir())) - SPARE_DESCRIPTORS
+    if soft == resource.RLIM_INFINITY or spare >= asked:
+        return asked
+    log.warning(
+        "the limit of open files allows fewer connections than --max-connections; raise it (ulimit -n)",
+        limit=soft,
+        max_connections=max(1, spare),
+    )
+    return max(1, spare)
 
 
 def _why_not_listening(error: OSError, host: str, port: int) -> str:

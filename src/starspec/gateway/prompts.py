@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, Final, TypeVar
 
-from starspec.errors import RequestError
+from starspec.errors import ContextTooLong, RequestError
+from starspec.gateway.chat_template import ChatTemplate
+from starspec.gateway.quoting import quoted
 from starspec.gateway.schema import ChatMessage, ChatPrompt
 from starspec.gateway.token_text import TokenText
 from starspec.gateway.unsupported import refuse_unsupported_parts
-from starspec.models.loading.tokenizer import TEMPLATE_ERRORS
 
 RESERVED_KWARGS: Final = frozenset(  # set by this server, or able to replace the template
     {
@@ -35,36 +36,60 @@ RESERVED_KWARGS: Final = frozenset(  # set by this server, or able to replace th
     }
 )
 
+NUM_WORKERS: Final = 4  # threads; one that renders a slow template leaves three
+UNKNOWN_CONTEXT: Final = 2**17  # tokens; assumed by /tokenize while no target is connected
+
 T = TypeVar("T")
 
 
 class PromptCodec:
-    """A transformers tokenizer on a thread of its own, so that long prompts do not block the event loop.
+    """A transformers tokenizer on threads of its own, so that long prompts do not block the event loop.
 
     Args:
         tokenizer: a transformers tokenizer.
         eos_token_ids: the tokens that end an answer of this model.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, tokenizer: Any, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, tokenizer: Any, eos_token_ids: tuple[int, ...], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._tokenizer = tokenizer
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._template = ChatTemplate(tokenizer, clock)
+        self.workers = ThreadPoolExecutor(max_workers=NUM_WORKERS, thread_name_prefix="tokenizer")
         self.eos_token_ids = eos_token_ids
         self.vocab_size = len(tokenizer)
         self.tokens = TokenText(tokenizer)
+        self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)  # characters
+        self._encode(".", True)  # the first call may change the tokenizer; later ones only read it, on any thread
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False)
+        self.workers.shutdown(wait=False, cancel_futures=True)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text."""
-        return await self._run(self._encode, text, add_special_tokens)
+    def max_chars(self, max_model_len: int | None) -> int:
+        """Characters of a text that can fit into the context. vLLM has the same bound.
 
-    async def encode_chat(self, prompt: ChatPrompt) -> list[int]:
+        Args:
+            max_model_len: None = not known yet.
+        """
+        return self._longest_token * (UNKNOWN_CONTEXT if max_model_len is None else max_model_len)
+
+    async def encode(
+        self, text: str, param: str, max_model_len: int | None, *, add_special_tokens: bool = True
+    ) -> list[int]:
+        """The token ids of a text.
+
+        Raises: ContextTooLong, naming `param`, if it has more characters than can fit into the context.
+        """
+        self._check_length(text, param, max_model_len)
+        return await self.run(self._encode, text, add_special_tokens)
+
+    async def encode_chat(self, prompt: ChatPrompt, max_model_len: int | None) -> list[int]:
         """The token ids of a conversation, rendered by the model's chat template.
 
-        Raises: RequestError if the model has no template, if the template refuses the conversation, or if a message has
-            parts that are not supported.
+        Raises: RequestError if the model has no template, if the template refuses the conversation or takes too long,
+            or if a message has parts that are not supported. ContextTooLong if it has more characters than can fit into
+            the context.
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
@@ -75,21 +100,24 @@ class PromptCodec:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
             )
-        for index, each in enumerate(prompt.messages):
-            refuse_unsupported_parts(index, each.model_extra)
-        messages = [_template_message(each) for each in prompt.messages]
-        return await self._run(self._encode_chat, messages, opens, continues, extra)
+        return await self.run(self._encode_chat, prompt.messages, opens, continues, extra, max_model_len)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included. Raises: RequestError for ids outside the vocabulary."""
         self.check_ids(token_ids, "tokens")
-        return await self._run(self._decode, list(token_ids))
+        return await self.run(self._decode, list(token_ids))
 
     def check_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Raises: RequestError, naming `param`, if an id is outside the vocabulary."""
         largest = max(token_ids, default=0)
         if largest >= self.vocab_size:
-            raise RequestError(f"{param}: token id {largest} is outside the vocabulary of {self.vocab_size}", param)
+            raise RequestError(
+                f"{param}: token id {quoted(largest)} is outside the vocabulary of {self.vocab_size}", param
+            )
+
+    async def run(self, work: Callable[..., T], *args: object) -> T:
+        """Run `work` on a worker thread. If this is cancelled, work that has not begun is not begun."""
+        return await asyncio.get_running_loop().run_in_executor(self.workers, work, *args)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
@@ -98,18 +126,30 @@ class PromptCodec:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def _encode_chat(
-        self, messages: list[dict[str, str]], opens: bool, continues: bool, extra: Mapping[str, Any]
+        self,
+        given: Sequence[ChatMessage],
+        opens: bool,
+        continues: bool,
+        extra: Mapping[str, Any],
+        max_model_len: int | None,
     ) -> list[int]:
-        render = partial(self._tokenizer.apply_chat_template, tokenize=True, return_dict=False)
-        try:
-            return list(render(messages, add_generation_prompt=opens, continue_final_message=continues, **extra))
-        except RecursionError as error:  # messages are flat
-            raise RequestError("chat_template_kwargs are nested too deeply", "chat_template_kwargs") from error
-        except TEMPLATE_ERRORS as error:
-            raise RequestError(f"the chat template refused the messages: {error}", "messages") from error
+        for index, each in enumerate(given):
+            refuse_unsupported_parts(index, each.model_extra)
+        messages = [_template_message(each) for each in given]
+        for message in messages:
+            self._check_length(message["content"], "messages", max_model_len)
+        text = self._template.render(messages, opens, continues, extra)
+        self._check_length(text, "messages", max_model_len)
+        return self._encode(text, False)
 
-    async def _run(self, work: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+    def _check_length(self, text: str, param: str, max_model_len: int | None) -> None:
+        most = self.max_chars(max_model_len)
+        if len(text) > most:
+            raise ContextTooLong(
+                f"{param}: the prompt has {len(text)} characters; at most {most} can fit into the context"
+                + (f" of {max_model_len} tokens" if max_model_len is not None else ""),
+                param,
+            )
 
 
 def _template_message(message: ChatMessage) -> dict[str, str]:

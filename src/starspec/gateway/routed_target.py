@@ -83,11 +83,16 @@ class ServingLink(Protocol):
     def close(self) -> None: ...
 
 
+def num_positions(spec: RequestSpec) -> int:
+    """Positions of the context that a request can need. Without `max_tokens` it needs room for one token."""
+    return len(spec.prompt_token_ids) + (spec.max_tokens or 1) - 1
+
+
 @dataclass(slots=True)
 class _OpenRequest:
     """One request at a target."""
 
-    prompt_len: int
+    num_positions: int  # as `num_positions` says
     sink: Sink
     has_begun: bool = False  # an output has come
 
@@ -160,7 +165,7 @@ class RoutedTarget:
 
     def submit(self, request_id: RequestId, spec: RequestSpec, sink: Sink) -> None:
         """Start a request, whose outputs go to `sink`. Raises: RequestError if it is too large for a message."""
-        self._open[request_id] = _OpenRequest(len(spec.prompt_token_ids), sink)
+        self._open[request_id] = _OpenRequest(num_positions(spec), sink)
         try:
             self._link.send(Submit(request_id, spec))
         except LocalProtocolError as error:
@@ -176,9 +181,9 @@ class RoutedTarget:
         """The target is silent: fail the requests without output that another target takes, and keep the others.
 
         Args:
-            can_move: whether another target takes a prompt of that many tokens.
+            can_move: whether another target takes a request of that many positions.
         """
-        waiting = {key: each for key, each in self._open.items() if not each.has_begun and can_move(each.prompt_len)}
+        waiting = {key: each for key, each in self._open.items() if not each.has_begun and can_move(each.num_positions)}
         for request_id, each in waiting.items():
             self.abort(request_id)
             each.sink(PeerLost(f"the target at {self.endpoint} does not answer"))

@@ -11,8 +11,16 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from starspec.gateway.quoting import quoted
+from starspec.sampling_params import MAX_STOP_STRINGS
+
 MAX_COUNT: Final = 2**31 - 1  # of a count or a token id
 MAX_PROMPTS: Final = 64  # of one completion request
+MAX_MESSAGES: Final = 4096
+MAX_PARTS: Final = 1024  # of one message
+MAX_STOP_TOKEN_IDS: Final = 1024
+MAX_LOGIT_BIAS: Final = 1024
+ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def _encodable(text: str) -> str:
@@ -24,11 +32,18 @@ def _encodable(text: str) -> str:
     return text
 
 
+def _known_role(role: str) -> str:
+    if role not in ROLES:
+        raise ValueError(f"must be one of {', '.join(ROLES)}, not {quoted(role)}")
+    return role
+
+
 Text = Annotated[str, AfterValidator(_encodable)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 TokenIds = Annotated[list[Count], Field(fail_fast=True)]  # a body with a million wrong elements gives one error
 Texts = Annotated[list[Text], Field(fail_fast=True)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Prompts = Field(fail_fast=True, max_length=MAX_PROMPTS)
 
 
 class Body(BaseModel):
@@ -54,12 +69,12 @@ class SamplingFields(Body):
     repetition_penalty: Number | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    logit_bias: dict[str, Number] | None = None
+    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIAS)] | None = None
     seed: int | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = None
-    stop: Text | Texts | None = None
-    stop_token_ids: TokenIds | None = None
+    stop: Text | Annotated[Texts, Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -71,7 +86,7 @@ class SamplingFields(Body):
 
 
 class CompletionRequest(SamplingFields):
-    prompt: Text | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]
+    prompt: Text | Annotated[list[Text], Prompts] | TokenIds | Annotated[list[TokenIds], Prompts]
     logprobs: Count | None = None
     add_special_tokens: bool | None = None
 
@@ -82,8 +97,10 @@ class TextPart(Body):
 
 
 class ChatMessage(Body):
-    role: Annotated[Text, Field(min_length=1)]
-    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = Field(None, validate_default=True)
+    role: Annotated[Text, AfterValidator(_known_role)]
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = Field(
+        None, validate_default=True
+    )
     name: Text | None = None
 
     @field_validator("content")
@@ -95,7 +112,7 @@ class ChatMessage(Body):
         return content
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class ChatPrompt(Body):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Final
@@ -14,8 +15,10 @@ from starspec.config import GatewayConfig
 from starspec.gateway.app import Services, build_app
 from starspec.gateway.connections import Connect, Connections, zmq_connections
 from starspec.gateway.drain import Drain
-from starspec.gateway.http_server import DrainingServer, listen, redirect_uvicorn_log
+from starspec.gateway.http_protocol import ConnectionTable, Timeouts
+from starspec.gateway.http_server import DrainingServer, affordable_connections, listen, redirect_uvicorn_log
 from starspec.gateway.hub_status import HubStatusPoller
+from starspec.gateway.log_limit import LogLimit
 from starspec.gateway.router import Router
 from starspec.gateway.served_model import load_served_model
 from starspec.gateway.translate import Translator
@@ -93,6 +96,10 @@ class GatewayServer:
             clock=self._clock,
             hub=HubStatusPoller(fetch, self._clock) if (fetch := connections.fetch_hub_status) is not None else None,
         )
+        log_limit = LogLimit(self._clock)
+        table = ConnectionTable(
+            affordable_connections(self._config.max_connections), self._config.max_connections_per_address, log_limit
+        )
         config = uvicorn.Config(
             build_app(services),
             lifespan="on",
@@ -100,7 +107,9 @@ class GatewayServer:
             access_log=False,
             log_config=None,
             server_header=False,
+            timeout_keep_alive=math.ceil(self._config.idle_timeout_s) + 1,  # our own protocol closes idle connections
             timeout_graceful_shutdown=CLOSE_S,
         )
-        redirect_uvicorn_log()  # after uvicorn.Config, which sets levels of its own
-        return DrainingServer(config, self._drain)
+        redirect_uvicorn_log(log_limit)  # after uvicorn.Config, which sets levels of its own
+        timeouts = Timeouts(self._config.idle_timeout_s, self._config.receive_timeout_s)
+        return DrainingServer(config, self._drain, table, timeouts, log_limit)

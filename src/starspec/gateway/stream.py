@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -11,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from starspec.errors import RequestTimedOut
 from starspec.gateway.answers import Answer, metrics_of, usage_of
 from starspec.gateway.drain import CANCELLED
 from starspec.gateway.formats import ReplyBuilder
@@ -19,6 +21,7 @@ from starspec.gateway.generation_request import GenerationRequest
 from starspec.gateway.http_errors import HttpError, http_error_of
 from starspec.gateway.metrics import RequestTimer
 from starspec.gateway.replies import Reply, RequestMetrics, Usage
+from starspec.gateway.retry_after import RetryAfter
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
@@ -49,6 +52,27 @@ async def until_disconnect(work: Coroutine[Any, Any, T], receive: Receive) -> T 
         await asyncio.gather(working, watching, return_exceptions=True)
 
 
+@asynccontextmanager
+async def within(timeout_s: float, spent_s: float = 0.0) -> AsyncIterator[None]:
+    """Cancels the block at the end of a request's time.
+
+    Args:
+        timeout_s: the time that a request has.
+        spent_s: how much of it has passed.
+    Raises: RequestTimedOut if the time is over.
+    """
+    try:
+        async with asyncio.timeout(timeout_s - spent_s) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise RequestTimedOut(
+            f"the answer was not finished within {timeout_s:g} s, which is the longest that a request may take "
+            "here: ask for fewer tokens, or try again when the server is less busy"
+        ) from None
+
+
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -58,9 +82,15 @@ class Delivery:
     """Delivers the answers of one generation request to its client."""
 
     def __init__(
-        self, request: GenerationRequest, generation: Generation, builder: ReplyBuilder, timer: RequestTimer
+        self,
+        request: GenerationRequest,
+        generation: Generation,
+        builder: ReplyBuilder,
+        timer: RequestTimer,
+        retry_after: RetryAfter,
     ) -> None:
         self._request = request
+        self.retry_after = retry_after
         self.generation = generation
         self._builder = builder
         self.timer = timer
@@ -101,6 +131,8 @@ class Delivery:
         answer = self._answers[progress.choice]
         is_first = answer.is_empty
         answer.add(progress.output)
+        if progress.output.finish_reason is not None:
+            self.retry_after.finish()
         if self.generation.is_finished:
             self.timer.finish()
         return progress, is_first
@@ -136,9 +168,12 @@ class EventStream(Response):
     Any exception ends only this request, and its client gets an error.
     """
 
-    def __init__(self, delivery: Delivery, keep_alive_s: float) -> None:
+    def __init__(
+        self, delivery: Delivery, keep_alive_s: float, time_limit: Callable[[], AbstractAsyncContextManager[None]]
+    ) -> None:
         super().__init__()
         self._delivery = delivery
+        self._time_limit = time_limit
         self._keep_alive_s = keep_alive_s
         self._has_started = False
 
@@ -152,16 +187,20 @@ class EventStream(Response):
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Returns: True, which distinguishes an end from a cancellation."""
         try:
-            with self._delivery.generation:
-                async for event in self._delivery.events(self._keep_alive_s):
-                    if not self._has_started:
-                        self._has_started = True
-                        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            async with self._time_limit():
+                await self._send_events(send)
         except Exception as error:
-            await self._fail(http_error_of(error), scope, receive, send)
+            await self._fail(http_error_of(error, self._delivery.retry_after.seconds()), scope, receive, send)
         return True
+
+    async def _send_events(self, send: Send) -> None:
+        with self._delivery.generation:
+            async for event in self._delivery.events(self._keep_alive_s):
+                if not self._has_started:
+                    self._has_started = True
+                    await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _fail(self, fault: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
         if self._has_started:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from starspec.config import MAX_DRAFT_TOKENS, nearest
 from starspec.errors import ContextTooLong, RequestError
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.prompts import PromptCodec
-from starspec.gateway.schema import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, SamplingFields, TokenIds
+from starspec.gateway.quoting import quoted
+from starspec.gateway.schema import ChatCompletionRequest, CompletionRequest, SamplingFields, TokenIds
 from starspec.gateway.served_model import GenerationDefaults
 from starspec.gateway.unsupported import refuse_unsupported
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
 
 DEFAULT_COMPLETION_TOKENS: Final = 16  # max_tokens of /v1/completions; a chat may fill the context
+MAX_TOKENS_SENT: Final = 2**20  # prompt tokens of all answers of a request, which the targets get one by one
 SEEDS: Final = 2**63  # a seed may be any integer; it is taken modulo this
 SPECULATIVE_KEYS: Final = ["num_speculative_tokens"]
 
@@ -27,20 +30,26 @@ class Translator:
         self._codec = codec
         self._defaults = defaults
 
-    async def completion(self, request: CompletionRequest, max_model_len: int | None) -> GenerationRequest:
+    async def completion(self, request: CompletionRequest, max_model_len: int) -> GenerationRequest:
         """Raises: RequestError, naming the parameter, for anything that is not supported."""
-        refuse_unsupported(request.model_extra)
+        refuse_unsupported(request.model_extra, CompletionRequest.model_fields)
         limit = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
         params = self._params(request, limit, request.logprobs)
-        prompts = await self._prompts(request)
-        return self._generation_request(request, params, prompts, "prompt", max_model_len)
+        prompts = await self._prompts(request, max_model_len)
+        limit_param = "max_tokens" if request.max_tokens is not None else None
+        return await self._codec.run(
+            self._generation_request, request, params, prompts, "prompt", limit_param, max_model_len
+        )
 
-    async def chat(self, request: ChatCompletionRequest, max_model_len: int | None) -> GenerationRequest:
+    async def chat(self, request: ChatCompletionRequest, max_model_len: int) -> GenerationRequest:
         """Raises: RequestError, naming the parameter, for anything that is not supported."""
-        refuse_unsupported(request.model_extra)
+        refuse_unsupported(request.model_extra, ChatCompletionRequest.model_fields)
         params = self._chat_params(request)
-        prompt = await self._codec.encode_chat(request)
-        return self._generation_request(request, params, [prompt], "messages", max_model_len)
+        prompt = await self._codec.encode_chat(request, max_model_len)
+        limit_param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        return await self._codec.run(
+            self._generation_request, request, params, [prompt], "messages", limit_param, max_model_len
+        )
 
     def _chat_params(self, request: ChatCompletionRequest) -> SamplingParams:
         """As `_params`, with errors that name the parameter as the chat API does."""
@@ -93,7 +102,7 @@ class Translator:
         self._codec.check_ids(list(bias), "logit_bias")
         return bias
 
-    async def _prompts(self, request: CompletionRequest) -> list[TokenIds]:
+    async def _prompts(self, request: CompletionRequest, max_model_len: int) -> list[TokenIds]:
         """Each prompt as token ids; a bare string or list of ids is one prompt."""
         adds_special = request.add_special_tokens is not False
         match request.prompt:
@@ -103,12 +112,12 @@ class Translator:
                 given = [request.prompt]  # type: ignore[list-item]  # pydantic has checked that all are ids
             case several:
                 given = several  # type: ignore[assignment]
-        if len(given) > MAX_PROMPTS:
-            raise RequestError(f"prompt must be at most {MAX_PROMPTS} prompts, got {len(given)}", "prompt")
         if not given or not all(given):
             raise RequestError("prompt is empty", "prompt")
         return [
-            await self._codec.encode(each, add_special_tokens=adds_special) if isinstance(each, str) else each
+            await self._codec.encode(each, "prompt", max_model_len, add_special_tokens=adds_special)
+            if isinstance(each, str)
+            else each
             for each in given
         ]
 
@@ -118,25 +127,37 @@ class Translator:
         params: SamplingParams,
         prompts: Sequence[TokenIds],
         param: str,
-        max_model_len: int | None,
+        limit_param: str | None,
+        max_model_len: int,
     ) -> GenerationRequest:
         for prompt in prompts:
             self._check_prompt(prompt, param, max_model_len)
+            if limit_param is not None and len(prompt) + (params.max_tokens or 0) > max_model_len:
+                raise _too_many_tokens(len(prompt), params.max_tokens or 0, param, limit_param, max_model_len)
+        num_sent = sum(map(len, prompts)) * params.n
+        if num_sent > MAX_TOKENS_SENT:
+            raise RequestError(
+                f"{param}: the answers have prompts of {num_sent} tokens together, more than the {MAX_TOKENS_SENT} "
+                "that one request may have: ask for fewer answers at a time",
+                param,
+            )
         num_draft_tokens = speculation_length(request.speculative)
         specs = tuple(
             spec
             for prompt in prompts
-            for spec in request_specs(prompt, params, self._codec.eos_token_ids, num_draft_tokens)
+            for spec in request_specs(
+                prompt, _within(params, max_model_len - len(prompt)), self._codec.eos_token_ids, num_draft_tokens
+            )
         )
         return GenerationRequest(
             specs=specs, num_prompts=len(prompts), prompt_param=param, options=_reply_options(request, params)
         )
 
-    def _check_prompt(self, prompt: TokenIds, param: str, max_model_len: int | None) -> None:
+    def _check_prompt(self, prompt: TokenIds, param: str, max_model_len: int) -> None:
         if not prompt:
             raise RequestError(f"{param}: the prompt has no tokens", param)
         self._codec.check_ids(prompt, param)
-        if max_model_len is not None and len(prompt) >= max_model_len:
+        if len(prompt) >= max_model_len:
             raise ContextTooLong(
                 f"{param}: the prompt has {len(prompt)} tokens, which leaves no room for an answer in the "
                 f"context of {max_model_len}",
@@ -156,7 +177,7 @@ def speculation_length(speculative: bool | dict[str, Any] | None) -> int | None:
     for key in speculative:
         if key not in SPECULATIVE_KEYS:
             hint = nearest(key, SPECULATIVE_KEYS)
-            raise RequestError(f"speculative: unknown key {key!a}{hint}", "speculative")
+            raise RequestError(f"speculative: unknown key {quoted(key)}{hint}", "speculative")
     length = speculative.get("num_speculative_tokens")
     if length is None:
         return None
@@ -164,6 +185,25 @@ def speculation_length(speculative: bool | dict[str, Any] | None) -> int | None:
         name = "speculative.num_speculative_tokens"
         raise RequestError(f"{name} must be an integer, 0 to {MAX_DRAFT_TOKENS}", name)
     return length
+
+
+def _within(params: SamplingParams, room: int) -> SamplingParams:
+    """The parameters, with a default `max_tokens` reduced to what the context still holds."""
+    if params.max_tokens is None or params.max_tokens <= room:
+        return params
+    return replace(params, max_tokens=room)
+
+
+def _too_many_tokens(
+    num_prompt_tokens: int, max_tokens: int, param: str, limit_param: str, max_model_len: int
+) -> ContextTooLong:
+    """vLLM's sentence."""
+    return ContextTooLong(
+        f"{limit_param}: this model's maximum context length is {max_model_len} tokens. However, you requested "
+        f"{num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the {param}, {max_tokens} in the "
+        f"completion). Please reduce the length of the {param} or {limit_param}.",
+        limit_param,
+    )
 
 
 def _reply_options(request: SamplingFields, params: SamplingParams) -> ReplyOptions:

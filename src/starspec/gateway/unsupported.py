@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Any, Final
 
 import structlog
 
 from starspec.errors import RequestError
+from starspec.gateway.quoting import quoted, shortened
 
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     # name: values with no effect, besides null
@@ -28,22 +30,28 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
+    "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
-    "mm_processor_kwargs": (),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
+    "moderation": (),
     "prediction": (),
     "priority": (0,),
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
+    "repetition_detection": (),
     "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
+    "structural_tag": (),
     "structured_outputs": (),
     "suffix": ("",),
+    "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncate_prompt_tokens": (),
@@ -54,6 +62,20 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "web_search_options": (),
 }
 
+WITHOUT_EFFECT: Final = frozenset(  # clients send them, and no value of theirs changes an answer's text
+    {
+        "include_reasoning",
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+    }
+)
+
 OF_A_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {  # what a chat template would have to render
     "audio": (),
     "function_call": (),
@@ -63,26 +85,55 @@ OF_A_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {  # what a chat templat
     "tool_calls": ([],),
 }
 
+NO_TOOLS: Final = (
+    "this server gives tools to no chat template and parses no tool calls: describe the tools in a message and parse "
+    "the answer yourself, or leave this out"
+)
+NO_GRAMMAR: Final = (
+    "this server cannot constrain an answer to a format: describe the format in a message and check the answer, or "
+    "leave this out"
+)
+ADVICE: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("tools", "tool_choice", "functions", "function_call", "tool_calls", "tool_call_id"), NO_TOOLS),
+    **dict.fromkeys(
+        ("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"), NO_GRAMMAR
+    ),
+    "response_format": f'{NO_GRAMMAR}; only {{"type": "text"}} is supported',
+}
+
 log = structlog.get_logger()
 
 
-def refuse_unsupported(extras: Mapping[str, Any] | None) -> None:
+def refuse_unsupported(extras: Mapping[str, Any] | None, fields: Collection[str]) -> None:
     """Check the keys of a body that are not fields of its schema.
 
-    Raises: RequestError that names the first unsupported parameter.
-    Effects: logs unknown names at debug level; they have no effect, as in vLLM.
+    Args:
+        fields: the fields of the schema.
+    Raises: RequestError that names the first parameter that is unknown or not supported.
     """
-    _refuse(extras or {}, UNSUPPORTED, "")
+    for name, value in (extras or {}).items():
+        if name in UNSUPPORTED:
+            _refuse(name, value, UNSUPPORTED[name], "")
+        elif name not in WITHOUT_EFFECT:
+            near = get_close_matches(shortened(name), [*fields, *UNSUPPORTED, *WITHOUT_EFFECT], n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ": leave it out"
+            raise RequestError(f"unknown parameter {quoted(name)}{hint}", shortened(name))
 
 
 def refuse_unsupported_parts(index: int, extras: Mapping[str, Any] | None) -> None:
-    """As `refuse_unsupported`, for the keys of one chat message."""
-    _refuse(extras or {}, OF_A_MESSAGE, f"messages[{index}].")
+    """Check the keys of one chat message that are not fields of its schema.
+
+    Raises: RequestError that names the first part that is not supported.
+    Effects: logs unknown names at debug level; templates do not see them.
+    """
+    for name, value in (extras or {}).items():
+        if name in OF_A_MESSAGE:
+            _refuse(name, value, OF_A_MESSAGE[name], f"messages[{index}].")
+        else:
+            log.debug("unknown part of a message ignored", param=f"messages[{index}].{quoted(name)}")
 
 
-def _refuse(extras: Mapping[str, Any], unsupported: Mapping[str, tuple[object, ...]], where: str) -> None:
-    for name, value in extras.items():
-        if name not in unsupported:
-            log.debug("unknown request parameter ignored", param=ascii(where + name))
-        elif value is not None and value not in unsupported[name]:
-            raise RequestError(f"{where}{name} is not supported", where + name)
+def _refuse(name: str, value: Any, without_effect: tuple[object, ...], where: str) -> None:
+    if value is not None and value not in without_effect:
+        advice = f": {ADVICE[name]}" if name in ADVICE else ""
+        raise RequestError(f"{where}{name} is not supported{advice}", where + name)

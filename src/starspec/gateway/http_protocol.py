@@ -1,0 +1,239 @@
+"""One HTTP connection with deadlines, and the table of all connections, which is bounded.
+
+uvicorn's protocol waits for ever for a request, for its body, and for a client that does not read. This one ends each
+of these waits. While an answer is generated, uvicorn also stops reading from a client that has sent its next request
+already, and does not notice when this client leaves. Here the early bytes are kept until the answer is finished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+import h11
+import structlog
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from starspec.gateway.http_errors import HttpError
+from starspec.gateway.log_limit import LogLimit
+
+MAX_EARLY_BYTES: Final = 64 * 1024  # of next requests, while an answer is generated
+RETRY_FULL_S: Final = 1.0  # connections come and go quickly
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long a connection waits for its client, in seconds."""
+
+    idle_s: float  # for the first byte of a request
+    receive_s: float  # from there to the end of its head; as long for its body; and for a client that does not read
+
+
+class ConnectionTable:
+    """All open connections: at most `max_all`, and at most `max_per_address` of one client address.
+
+    A newcomer takes the place of the connection that has been without a request for longest. If all have requests, the
+    newcomer gets 503.
+    """
+
+    def __init__(self, max_all: int, max_per_address: int, log_limit: LogLimit) -> None:
+        self._max_all = max_all
+        self._max_per_address = max_per_address
+        self._log_limit = log_limit
+        self._address_of: dict[GatewayProtocol, str] = {}
+        self._num_at: Counter[str] = Counter()
+        self._idle: dict[GatewayProtocol, None] = {}  # the one idle for longest is the first
+
+    def __len__(self) -> int:
+        return len(self._address_of)
+
+    def admit(self, connection: GatewayProtocol, address: str) -> bool:
+        """Give the connection a place, as an idle one. Returns: whether there is one.
+
+        Effects: may end an idle connection; logs a refusal.
+        """
+        if self._num_at[address] >= self._max_per_address and not self.end_an_idle_one(address):
+            self._log_refusal("one address has as many connections as it may", address, self._max_per_address)
+            return False
+        if len(self) >= self._max_all and not self.end_an_idle_one():
+            self._log_refusal("there are as many connections as there may be", address, self._max_all)
+            return False
+        self._address_of[connection] = address
+        self._num_at[address] += 1
+        self._idle[connection] = None
+        return True
+
+    def release(self, connection: GatewayProtocol) -> None:
+        """The connection has ended. Idempotent."""
+        self._idle.pop(connection, None)
+        address = self._address_of.pop(connection, None)
+        if address is not None:
+            self._num_at[address] -= 1
+            if not self._num_at[address]:
+                del self._num_at[address]
+
+    def set_idle(self, connection: GatewayProtocol, is_idle: bool) -> None:
+        """Whether the connection has no complete request head. Does nothing if that is known."""
+        if not is_idle:
+            self._idle.pop(connection, None)
+        elif connection in self._address_of:
+            self._idle.setdefault(connection)
+
+    def end_an_idle_one(self, address: str | None = None) -> bool:
+        """End the connection that has been idle for longest, of one address or of all.
+
+        Returns: whether there was one.
+        """
+        for connection in self._idle:
+            if address is None or self._address_of[connection] == address:
+                self.release(connection)
+                connection.abort()
+                return True
+        return False
+
+    def _log_refusal(self, why: str, address: str, most: int) -> None:
+        if (num_left_out := self._log_limit.admit(why)) is not None:
+            log.warning(
+                "a connection was refused", why=why, client=address, most=most, num_refusals_not_shown=num_left_out
+            )
+
+
+class Phase(enum.Enum):
+    """What a connection waits for."""
+
+    IDLE = enum.auto()  # the first byte of a request
+    HEAD = enum.auto()  # the end of its head
+    BODY = enum.auto()  # the end of its body
+    ANSWER = enum.auto()  # us
+    CLOSING = enum.auto()  # the client, to read the last bytes
+    CLOSED = enum.auto()
+
+
+class GatewayProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 connection, with deadlines.
+
+    Args:
+        table: where it has its place.
+        timeouts: how long it waits.
+        uvicorn: arguments of uvicorn's own protocol.
+    """
+
+    def __init__(self, table: ConnectionTable, timeouts: Timeouts, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._table = table
+        self._timeouts = timeouts
+        self._phase = Phase.CLOSED
+        self._deadline: asyncio.TimerHandle | None = None
+        self._unread_deadline: asyncio.TimerHandle | None = None
+        self._early = b""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self._table.admit(self, self.client[0] if self.client else ""):
+            self._follow()
+        else:
+            self.refuse(HttpError(503, "the gateway has no connection left: try again", retry_after_s=RETRY_FULL_S))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._table.release(self)
+        self._enter(Phase.CLOSED)
+        self._stop_waiting_for_reader()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._phase in (Phase.CLOSING, Phase.CLOSED):
+            return
+        if self._phase is Phase.ANSWER:
+            self._early += data
+            if len(self._early) > MAX_EARLY_BYTES:
+                self.abort()
+            return
+        super().data_received(data)
+        self._follow()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._follow()
+        if self._early and self._phase is Phase.IDLE:
+            early, self._early = self._early, b""
+            self.data_received(early)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread_deadline = self.loop.call_later(self._timeouts.receive_s, self.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_waiting_for_reader()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn when what it reads is not HTTP."""
+        self.refuse(HttpError(400, f"{msg[:1].lower()}{msg[1:].rstrip('.')}: this port speaks HTTP/1.1"))
+
+    def refuse(self, error: HttpError) -> None:
+        """Answer with an error, if no answer has begun, and close."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
+            response = error.response()
+            headers = [*response.raw_headers, (b"connection", b"close")]
+            for event in (
+                h11.Response(status_code=error.status, headers=headers),
+                h11.Data(data=bytes(response.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+        self._follow()
+
+    def abort(self) -> None:
+        """Close at once, whatever was not sent yet."""
+        self.transport.abort()
+
+    def _follow(self) -> None:
+        """Wait for what the connection's state asks for."""
+        self._enter(self._phase_now())
+        if self._phase is Phase.ANSWER and self.flow.read_paused:
+            self.flow.resume_reading()  # the client's end is news, even if its next request is not
+
+    def _phase_now(self) -> Phase:
+        if self.transport.is_closing():
+            return Phase.CLOSING
+        ours, theirs = self.conn.our_state, self.conn.their_state
+        if theirs is h11.IDLE:
+            return Phase.HEAD if self.conn.trailing_data[0] else Phase.IDLE
+        if theirs is h11.SEND_BODY:
+            return Phase.BODY
+        return Phase.ANSWER if ours is not h11.DONE else Phase.IDLE
+
+    def _enter(self, phase: Phase) -> None:
+        """Effects: starts the deadline of a phase that begins. Bytes within a phase do not extend it."""
+        if phase is self._phase:
+            return
+        self._phase = phase
+        self._table.set_idle(self, phase in (Phase.IDLE, Phase.HEAD))
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if phase is Phase.IDLE:
+            self._deadline = self.loop.call_later(self._timeouts.idle_s, self._expire)
+        elif phase in (Phase.HEAD, Phase.BODY, Phase.CLOSING):
+            self._deadline = self.loop.call_later(self._timeouts.receive_s, self._expire)
+
+    def _expire(self) -> None:
+        what = {Phase.HEAD: "head of the request", Phase.BODY: "body of the request"}.get(self._phase)
+        if what is not None:
+            self.refuse(HttpError(408, f"the {what} did not arrive within {self._timeouts.receive_s:g} s"))
+        elif self._phase is Phase.CLOSING or self.transport.get_write_buffer_size():
+            self.abort()
+        else:
+            self.transport.close()
+            self._follow()
+
+    def _stop_waiting_for_reader(self) -> None:
+        if self._unread_deadline is not None:
+            self._unread_deadline.cancel()
+            self._unread_deadline = None

@@ -1,0 +1,34 @@
+"""Bounds what clients can make the gateway write into its log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+INTERVAL_S: Final = 10.0
+LINES: Final = 10  # of one kind, in one interval
+
+
+class LogLimit:
+    """Counts log lines by kind. Kinds are names in our code, never a client's words, so there are few.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began_s: dict[str, float] = {}
+        self._num_lines: dict[str, int] = {}
+
+    def admit(self, kind: str) -> int | None:
+        """Whether a line may be written now.
+
+        Returns: how many of its kind were left out since the last one; None = leave this one out too.
+        """
+        now, num_lines = self._clock(), self._num_lines.get(kind, 0)
+        if now - self._began_s.get(kind, now - INTERVAL_S) >= INTERVAL_S:
+            self._began_s[kind], self._num_lines[kind] = now, 1
+            return max(0, num_lines - LINES)
+        self._num_lines[kind] = num_lines + 1
+        return 0 if num_lines < LINES else None

@@ -1,0 +1,208 @@
+"""From the bytes of a body to a checked request. Large bodies are read on a worker thread.
+
+The json module's C parser keeps Python's lock until it is done, and the event loop would wait for it on any thread. So
+the numbers of values, strings and containers are bounded, and bodies of many values are parsed by the json module's
+Python code, which lets other threads run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor
+from json.scanner import py_make_scanner  # type: ignore[attr-defined]  # not in typeshed
+from typing import Any, Final, TypeVar
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from starspec.errors import RequestError
+from starspec.gateway.quoting import shortened
+from starspec.gateway.schema import Body
+
+MAX_VALUES: Final = 2**18  # of a body; a prompt as token ids has many
+MAX_STRINGS: Final = 2**16  # keys included
+MAX_CONTAINERS: Final = 2**14  # objects and lists
+MAX_KEYS: Final = 256  # of the outermost object
+SMALL_BYTES: Final = 16 * 1024  # read at once, on the event loop, in a few milliseconds at worst
+FEW_VALUES: Final = 2**13  # parsed in C in a few milliseconds at worst
+CLIENT_LEFT: Final = 499  # no client sees it; it makes disconnects visible in the counters
+
+T = TypeVar("T", bound=Body)
+
+
+class JsonRoute(APIRoute):
+    """A route that reads and checks its JSON body on `executor`, and then calls its endpoint with (body, request).
+
+    Subclasses set `executor`; `readers` makes one.
+    """
+
+    executor: Executor
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        assert self.body_field is not None
+        kind: type[Body] = self.body_field.field_info.annotation  # type: ignore[assignment]
+
+        async def handle(request: Request) -> Response:
+            try:
+                body = await request.body()
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_LEFT)
+            if not is_json(request.headers.get("content-type", "")):
+                raise RequestError("the body must be a JSON object, sent as application/json")
+            if len(body) <= SMALL_BYTES:
+                parsed = read_body(body, kind)
+            else:
+                parsed = await asyncio.get_running_loop().run_in_executor(self.executor, read_body, body, kind)
+            response: Response = await self.endpoint(parsed, request)
+            return response
+
+        return handle
+
+
+def readers(with_executor: Executor) -> type[JsonRoute]:
+    """A JsonRoute class that reads bodies on that executor."""
+
+    class Route(JsonRoute):
+        executor = with_executor
+
+    return Route
+
+
+def is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def read_body(body: bytes, kind: type[T]) -> T:
+    """Parse and check a body.
+
+    Raises: RequestError that names the parameter at fault, if one is.
+    """
+    value = parse_body(body)
+    if not isinstance(value, dict):
+        raise RequestError("the body must be a JSON object, sent as application/json")
+    if len(value) > MAX_KEYS:
+        raise RequestError(f"the body has {len(value)} parameters; a request has at most {MAX_KEYS}")
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise _of_validation(error.errors(include_url=False, include_input=False)) from None
+
+
+def parse_body(body: bytes) -> Any:
+    """Parse a JSON body, as json.loads does.
+
+    Raises: RequestError if the body is not JSON, is in no Unicode encoding, is nested too deeply, has too many values,
+        strings or containers, or contains an integer of more digits than Python converts (4300, a guard against
+        quadratic time); the error then names the parameter that contains the integer.
+    """
+    decoder = json.JSONDecoder if _checked_num_values(body) <= FEW_VALUES else _PatientDecoder
+    try:
+        return json.loads(body, cls=decoder)
+    except json.JSONDecodeError as error:
+        raise RequestError(f"the body is not valid JSON: {error.msg} (character {error.pos})") from error
+    except UnicodeDecodeError as error:
+        raise RequestError("the body is not valid JSON: it must be UTF-8") from error
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply") from error
+    except ValueError as error:
+        path = _path_to_long_integer(json.loads(body, cls=decoder, parse_int=_integer))
+        param = dotted(path or ()) or None
+        raise RequestError(f"{param or 'the body'} has an integer of too many digits", param) from error
+
+
+def _checked_num_values(body: bytes) -> int:
+    """The values of a body, nearly. Milliseconds for megabytes.
+
+    Raises: RequestError if it has more values, strings or containers than a request may have.
+    """
+    if len(body) <= FEW_VALUES:
+        return len(body)
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    _check_number("strings", unescaped.count(b'"') // 2, MAX_STRINGS)
+    outside_strings = b"".join(unescaped.split(b'"')[::2])
+    _check_number("objects and lists", outside_strings.count(b"{") + outside_strings.count(b"["), MAX_CONTAINERS)
+    num_values = outside_strings.count(b",") + 1
+    _check_number("values", num_values, MAX_VALUES)
+    return num_values
+
+
+def _check_number(what: str, number: int, most: int) -> None:
+    if number > most:
+        raise RequestError(f"the body has {number} {what}; {most} are allowed: send fewer or shorter prompts")
+
+
+class _PatientDecoder(json.JSONDecoder):
+    """Parses in Python, so that other threads can run meanwhile."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.scan_once = py_make_scanner(self)
+
+
+class _LongInteger:
+    """Stands for an integer that Python refuses to convert."""
+
+
+def _integer(digits: str) -> int | _LongInteger:
+    limit = sys.get_int_max_str_digits()
+    return _LongInteger() if limit and len(digits.lstrip("-")) > limit else int(digits)
+
+
+def _path_to_long_integer(value: Any) -> tuple[str | int, ...] | None:
+    """Keys and indices that lead to the first _LongInteger; None if there is none."""
+    if isinstance(value, _LongInteger):
+        return ()
+    inner: Any = ()
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list):
+        inner = enumerate(value)
+    for key, each in inner:
+        path = _path_to_long_integer(each)
+        if path is not None:
+            return (key, *path)
+    return None
+
+
+def _of_validation(errors: Sequence[Any]) -> RequestError:
+    """The most specific error of a body, which names the parameter as in `messages[0].content`."""
+    first = _most_specific(errors)
+    param = shortened(dotted(first["loc"]))
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return RequestError(f"{param} is required", param)
+    return RequestError(f"{param}: {message[:1].lower()}{message[1:]}", param)
+
+
+def _most_specific(errors: Sequence[Any]) -> Any:
+    """The error to report for the first field that has one.
+
+    A field of a union type has one error for each branch. A list that is too long wins, because it is of the right type
+    up to there; then the branch that matched furthest. A value out of range is nearer than a value of another type.
+    """
+
+    def nearness(error: Any) -> tuple[bool, int, bool]:
+        places = [part for part in error["loc"] if isinstance(part, int)]
+        is_too_long = error["type"] == "too_long"
+        return is_too_long, (places[-1] if places else -1), not error["type"].endswith("_type")
+
+    field = errors[0]["loc"][:1]
+    return max((error for error in errors if error["loc"][:1] == field), key=nearness)
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """`("messages", 0, "content", "str")` -> `messages[0].content`: names of union branches are left out."""
+    name = ""
+    for part in path:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "bool", "float"):
+            name += f".{part}" if name else part
+    return name
