@@ -52,6 +52,8 @@ class DraftServer:
         config = suited_to(draft, config)  # first: an error shows at once, and loading a model takes a while
         keys = load_keys(config.keys, "hub")
         require_keys(config.host, keys, config.insecure, "the hub would listen on")
+        if keys is not None:
+            keys.allowed()  # of clients: a file that is no key is said now, too
         check_free(config.host, config.port, "the hub")
         self._audit = AuditLog(config.audit_log, "hub")
         loaded = load_drafter(draft, model, config.max_tags, target)
