@@ -103,7 +103,7 @@ class UpOptions:
 @bound
 def up(
     target: Annotated[
-        str | None, typer.Argument(help="The same as --target.", metavar="MODEL", show_default=False)
+        str | None, typer.Argument(help="The same as --target.", metavar="MODEL", show_default=NONE_GIVEN)
     ] = None,
     *,
     model: Annotated[ModelConfig, take(*TARGET_MODEL, model="")],

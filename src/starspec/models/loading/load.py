@@ -25,7 +25,6 @@ from starspec.models.loading.tokenizer import eos_token_ids, load_tokenizer
 from starspec.models.loading.transformers_calls import as_model_error
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import LoadedRunner, ModelInfo
-from starspec.models.synthetic.spec import parse_synthetic
 
 log = structlog.get_logger()
 
@@ -85,7 +84,7 @@ class _Found:
 def check_loadable(config: ModelConfig) -> None:
     """Check what `load_runner` checks before it reads weights. Raises: as `load_runner`."""
     if is_synthetic(config.model):
-        parse_synthetic(config.model)
+        load_runner(config)  # it has no weights
     else:
         _find(config)
 
