@@ -5,6 +5,9 @@ from starspec import LLM, SamplingParams
 llm = LLM(model="path/to/target", speculative_config={"model": "path/to/draft", "quantization": "int4"})
 for result in llm.generate(["Hello"], SamplingParams(temperature=0.0, max_tokens=32)):
     print(result.outputs[0].text)
+
+`from starspec import LLM` tells OpenMP to spin only briefly, by variables of this process (`openmp.py`), unless torch
+was imported before or the variables say something else.
 """
 
 from __future__ import annotations

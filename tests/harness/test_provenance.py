@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import starspec
-from starspec.errors import ConfigError, OutputError
+from starspec.errors import OutputError
 from starspec.harness.provenance import abbreviate, collect_provenance, hash_model, hash_token_ids
 from starspec.harness.report import Report, Spread, write_report
 

@@ -11,6 +11,7 @@ import torch
 
 from starspec.config import DEFAULT_MAX_MODEL_LEN, ModelConfig
 from starspec.errors import ConfigError, ModelError
+from starspec.models.attention.rotary import check_rotary
 from starspec.models.fused import FUSED_FAMILIES, FusedRunner, why_not_fused
 from starspec.models.graphs.cuda import StepGraphs
 from starspec.models.linear.packer import make_packer
@@ -22,7 +23,7 @@ from starspec.models.loading.progress import counted, counting, report
 from starspec.models.loading.supported import check_class, check_config, model_length, require_plain_attention
 from starspec.models.loading.tensors import check_finite
 from starspec.models.loading.tokenizer import eos_token_ids, load_tokenizer
-from starspec.models.loading.transformers_calls import as_model_error
+from starspec.models.loading.transformers_calls import as_model_error, naming
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import LoadedRunner, ModelInfo
 
@@ -47,6 +48,11 @@ def load_runner(config: ModelConfig) -> LoadedRunner:
         from starspec.models.synthetic.runner import SyntheticRunner  # noqa: PLC0415 (real models do without)
 
         return SyntheticRunner.from_config(config)
+    with naming(config.model, folder_name(config.model)):
+        return _load(config)
+
+
+def _load(config: ModelConfig) -> LoadedRunner:
     report(_reading(config))
     found = _find(config)
     is_fused = config.fused and why_not_fused(found.config) is None
@@ -86,7 +92,8 @@ def check_loadable(config: ModelConfig) -> None:
     if is_synthetic(config.model):
         load_runner(config)  # it has no weights
     else:
-        _find(config)
+        with naming(config.model, folder_name(config.model)):
+            _find(config)
 
 
 def _find(config: ModelConfig) -> _Found:
@@ -95,6 +102,7 @@ def _find(config: ModelConfig) -> _Found:
     hf_config = _read_config(config.model, folder)
     max_model_len = _max_model_len(config, hf_config)
     require_plain_attention(config.model, hf_config, max_model_len)
+    check_rotary(hf_config)
     return _Found(device, folder, hf_config, max_model_len)
 
 

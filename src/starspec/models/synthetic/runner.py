@@ -84,8 +84,8 @@ class SyntheticRunner:
         """Raises: ConfigError if the name has an error, or if the config asks for quantization or a device."""
         if config.quantization != "none":
             raise ConfigError(
-                f"'{config.model}' has no weights to quantize to {config.quantization}: give quantization none, as with "
-                "--draft-quantization none"
+                f"'{config.model}' has no weights to quantize to {config.quantization}: give quantization none, "
+                "as with --draft-quantization none"
             )
         if config.device != "cpu":
             raise ConfigError(f"'{config.model}' has no weights to put on '{config.device}': give device cpu")
