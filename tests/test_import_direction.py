@@ -18,6 +18,7 @@ LEAVES = {
     "fingerprint",
     "ids",
     "openmp",
+    "output_files",
     "tracing",
 }  # every package may import these; they import nothing of ours
 BELOW_MODELS = {"stats", "sampling", "speculation", "config", "policy", "cache", "wire"}
@@ -32,6 +33,7 @@ ARROWS = {
     "fingerprint": set(),
     "ids": set(),
     "openmp": set(),
+    "output_files": set(),
     "tracing": set(),
     "stats": set(),
     "sampling": set(),

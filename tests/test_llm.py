@@ -220,3 +220,54 @@ def test_one_stop_string_is_one_and_absent_lists_are_empty() -> None:
     assert params.sampling_spec(()).logit_bias == {5: 1.0}
     assert params.sampling_spec((7,)).end_token_ids == (7,)
     assert SamplingParams(stop=None, logit_bias=None).stop_strings == ()
+
+
+def test_a_stop_token_that_is_none_is_refused_as_over_http() -> None:
+    with llm_of("plain") as llm:
+        size = len(llm.tokenizer)
+        params = SamplingParams(max_tokens=2, stop_token_ids=[size - 1, size])
+        said = f"stop_token_ids: token id {size} is outside the vocabulary of {size}"
+        with pytest.raises(RequestError, match=said) as raised:
+            llm.generate([[1]], params)
+        assert raised.value.param == "stop_token_ids"
+        with pytest.raises(RequestError, match=said):
+            next(llm.stream([1], params))
+        llm.generate([[1]], SamplingParams(max_tokens=2, stop_token_ids=[size - 1]))
+
+
+class BosTokenizer:
+    """A tokenizer that puts a BOS token in front, around another one."""
+
+    bos_token, bos_token_id = "<eos>", 0
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [0] * add_special_tokens + self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_a_text_that_begins_with_bos_is_warned_of_and_can_be_left_alone() -> None:
+    with llm_of("plain") as llm:
+        llm.tokenizer = BosTokenizer(llm.tokenizer)
+        with pytest.warns(UserWarning, match="begins with <eos>, and the tokenizer put another in front"):
+            [twice] = llm.generate(["<eos> babe"], SamplingParams(max_tokens=1, ignore_eos=True))
+        [once] = llm.generate(["<eos> babe"], SamplingParams(max_tokens=1, ignore_eos=True), add_special_tokens=False)
+        [plain] = llm.generate(["babe"], SamplingParams(max_tokens=1, ignore_eos=True))
+        assert twice.prompt_token_ids == [0, *once.prompt_token_ids]
+        assert plain.prompt_token_ids == once.prompt_token_ids
+
+
+def test_progress_is_shown_unless_it_is_turned_off(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("starspec.observe.progress.FIRST_LINE_S", 0.0)
+    with llm_of("draft") as llm:
+        llm.generate([[1], [2]], GREEDY)
+        assert "generating: answers, 50%" in capsys.readouterr().err
+        llm.generate([[1], [2]], GREEDY, use_tqdm=False)
+        assert capsys.readouterr().err == ""
+    with llm_of("draft", use_tqdm=False) as llm:
+        llm.generate([[1], [2]], GREEDY)
+        assert capsys.readouterr().err == ""

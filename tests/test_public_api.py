@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import starspec
+from starspec.openmp import WAIT_BRIEFLY
 
 
 def test_the_public_names_are_these() -> None:
@@ -39,3 +40,11 @@ def test_the_version_is_the_projects() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="Sampler"):
         _ = starspec.Sampler
+
+
+def test_llm_tells_openmp_to_spin_briefly_unless_the_operator_said_how(monkeypatch) -> None:
+    for before, after in (({}, dict(WAIT_BRIEFLY)), ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"})):
+        environ = dict(before)
+        monkeypatch.setattr(starspec, "environ", environ)
+        starspec.__getattr__("LLM")
+        assert environ == after

@@ -7,7 +7,10 @@ without torch.
 from __future__ import annotations
 
 from importlib import import_module
+from os import environ
 from typing import TYPE_CHECKING, Any
+
+from starspec.openmp import unless_given
 
 if TYPE_CHECKING:
     from starspec.config import SpeculativeConfig
@@ -45,6 +48,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'starspec' has no attribute '{name}'")
+    if name == "LLM":
+        environ.update(unless_given(environ))  # before torch is imported, which reads it
     value = globals()[name] = getattr(import_module(f"starspec.{_HOMES[name]}"), name)
     return value
 

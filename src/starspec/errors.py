@@ -14,6 +14,7 @@ StarspecError
 │  ├─ PeerProtocolError     the peer sent something that the protocol forbids
 │  ├─ LocalProtocolError    we tried to send something that the protocol forbids
 │  └─ PeerLost              the peer is gone or silent
+├─ OutputError              a file or standard output cannot be written, as on a full disk: the CLI exits 1
 ├─ CacheRangeError          a cache row was asked for slots that it does not have
 ├─ ForwardAborted           a forward was cancelled, because its result is not needed any more
 └─ OurBug                   an invariant is broken: log it, fail the request, keep serving
@@ -89,6 +90,10 @@ class LocalProtocolError(LinkError):
 
 class PeerLost(LinkError):
     """The peer is gone or has been silent for too long."""
+
+
+class OutputError(StarspecError):
+    """A result cannot be written. What was there before is still there."""
 
 
 class CacheRangeError(StarspecError):

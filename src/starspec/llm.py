@@ -5,13 +5,18 @@ from starspec import LLM, SamplingParams
 llm = LLM(model="path/to/target", speculative_config={"model": "path/to/draft", "quantization": "int4"})
 for result in llm.generate(["Hello"], SamplingParams(temperature=0.0, max_tokens=32)):
     print(result.outputs[0].text)
+
+`from starspec import LLM` tells OpenMP to spin only briefly, by variables of this process (`openmp.py`), unless torch
+was imported before or the variables say something else.
 """
 
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any, Literal, Self, cast
@@ -21,9 +26,11 @@ from starspec.engine.batching import lay_out
 from starspec.engine.engine import TargetEngine
 from starspec.errors import ConfigError, RequestError
 from starspec.ids import RequestId
-from starspec.local_star import local_drafts
+from starspec.local_star import check_drafts, local_drafts
 from starspec.models.loading.load import load_runner
+from starspec.models.loading.progress import listening
 from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat
+from starspec.observe.progress import StageBar
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
 from starspec.stats import RequestStats, TargetStats
@@ -80,10 +87,13 @@ class LLM:
         speculative_config: vLLM's keys and ours; None decodes plainly.
         max_num_seqs: sequences decoded at once; more wait.
         batching: how they share forwards: a method's name, or with its window and bound.
+        use_tqdm: show progress on standard error, while models load and, unless `generate` is told otherwise, while it
+            answers: a bar on a terminal, elsewhere a line now and then once it takes 2 s.
         **model_options: other fields of ModelConfig (dtype, device, max_model_len, num_threads, numerics, fused,
             enforce_eager).
 
-    Raises: ConfigError for an option that is unknown or does not fit.
+    Raises: ConfigError for an option that is unknown or does not fit, or for a draft that does not fit the target. What
+        the models' small files show is checked before weights are read.
     """
 
     def __init__(
@@ -94,6 +104,7 @@ class LLM:
         max_num_seqs: int = 8,
         batching: BatchingMethod | BatchingConfig = "ragged",
         prefill_chunk: int = 256,
+        use_tqdm: bool = True,
         **model_options: Any,
     ) -> None:
         speculative_config = _speculative_config(speculative_config)
@@ -103,10 +114,13 @@ class LLM:
             name="llm", max_num_seqs=max_num_seqs, batching=batching, prefill_chunk=prefill_chunk
         )
         config = _model_config(model, target_config.num_rows, model_options)
-        self.tokenizer = load_tokenizer(model)
         self.stats = TargetStats()
-        runner = lay_out(load_runner(config), batching, self.stats.batch)
-        drafts = local_drafts(config, runner.info, speculative_config, self.stats, self.tokenizer, max_num_seqs)
+        self._use_tqdm = use_tqdm
+        with _shown_loading(use_tqdm):
+            self.tokenizer = load_tokenizer(model)
+            check_drafts(config, speculative_config, self.tokenizer)
+            runner = lay_out(load_runner(config), batching, self.stats.batch)
+            drafts = local_drafts(config, runner.info, speculative_config, self.stats, self.tokenizer, max_num_seqs)
         self.engine = TargetEngine(runner, self.tokenizer, drafts, target_config, self.stats)
         self._request_numbers = itertools.count(1)
         self._takers: dict[RequestId, Callable[[EngineOutput], None]] = {}  # by open request: `generate` or a stream
@@ -127,12 +141,18 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+        add_special_tokens: bool = True,
     ) -> list[RequestOutput]:
         """Answer every prompt, all at once as far as the cache has rows.
 
         Args:
             prompts: text or token ids, one or several, bare or in vLLM's dictionaries.
             sampling_params: for all prompts or one each; default SamplingParams().
+            use_tqdm: show progress on standard error; None = as this LLM was told.
+            add_special_tokens: whether the tokenizer may put special tokens around a text, such as a BOS token in
+                front; False for text that has them already, as that of a chat template.
         Returns: one result a prompt, in the caller's order.
         Raises: RequestError if a prompt can never run; no prompt has been answered then.
         """
@@ -141,7 +161,8 @@ class LLM:
         results, answers = [], dict[RequestId, CompletionOutput]()
         specs = []
         for prompt, each in zip(several, params, strict=True):
-            token_ids = self._token_ids(prompt)
+            token_ids = self._token_ids(prompt, add_special_tokens)
+            self._check_stop_ids(each)
             outputs = [CompletionOutput(choice) for choice in range(each.n)]
             results.append(RequestOutput(prompt if isinstance(prompt, str) else None, token_ids, outputs))
             for output, spec in zip(outputs, request_specs(token_ids, each, self._eos_token_ids), strict=True):
@@ -150,13 +171,15 @@ class LLM:
                 specs.append((request_id, spec))
         for _, spec in specs:
             self.engine.check(spec)
-        self._run(specs, answers)
+        self._run(specs, answers, self._use_tqdm if use_tqdm is None else use_tqdm)
         return results
 
     def chat(
         self,
         messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's chat template. As `generate` otherwise."""
         if not isinstance(messages, Sequence) or isinstance(messages, str):
@@ -164,9 +187,11 @@ class LLM:
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[ChatMessage]]", [messages] if is_one else messages)
         prompts: list[Prompt] = [prompt_ids_of_chat(self.tokenizer, each) for each in conversations]
-        return self.generate(prompts, sampling_params)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[EngineOutput]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, add_special_tokens: bool = True
+    ) -> Iterator[EngineOutput]:
         """Answer one prompt piece by piece. Closing the iterator aborts the request.
 
         A caller may read several streams in turns, and call `generate` in between: each stream buffers its own output.
@@ -175,7 +200,9 @@ class LLM:
         if params.n != 1:
             raise RequestError("stream answers one choice at a time; set n to 1", "n")
         request_id = RequestId(f"llm-{next(self._request_numbers)}")
-        (spec,) = request_specs(self._token_ids(_unwrapped(prompt)), params, self._eos_token_ids)
+        self._check_stop_ids(params)
+        token_ids = self._token_ids(_unwrapped(prompt), add_special_tokens)
+        (spec,) = request_specs(token_ids, params, self._eos_token_ids)
         self.engine.submit(request_id, spec)
         pieces = deque[EngineOutput]()
         self._takers[request_id] = pieces.append
@@ -194,15 +221,36 @@ class LLM:
     def _eos_token_ids(self) -> tuple[int, ...]:
         return self.engine.runner.info.eos_token_ids
 
-    def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        if isinstance(prompt, str):
-            try:
-                return list(self.tokenizer.encode(prompt))
-            except TypeError as error:  # the tokenizer's, for half of a surrogate pair
-                raise RequestError("the prompt is not valid Unicode text", "prompt") from error
-        return list(prompt)
+    def _token_ids(self, prompt: str | Sequence[int], add_special_tokens: bool) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        try:
+            token_ids = list(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+        except TypeError as error:  # the tokenizer's, for half of a surrogate pair
+            raise RequestError("the prompt is not valid Unicode text", "prompt") from error
+        bos = getattr(self.tokenizer, "bos_token", None)
+        if add_special_tokens and bos and token_ids[:2] == [self.tokenizer.bos_token_id] * 2:
+            warnings.warn(
+                f"the text begins with {bos}, and the tokenizer put another in front: models do not expect two, "
+                "give add_special_tokens=False",
+                stacklevel=3,
+            )
+        return token_ids
 
-    def _run(self, specs: list[tuple[RequestId, RequestSpec]], answers: dict[RequestId, CompletionOutput]) -> None:
+    def _check_stop_ids(self, params: SamplingParams) -> None:
+        """Raises: RequestError as the HTTP API, if a stop token is no token: it would never end anything."""
+        size, largest = len(self.tokenizer), max(params.stop_ids, default=0)
+        if largest >= size:
+            raise RequestError(
+                f"stop_token_ids: token id {largest} is outside the vocabulary of {size}", "stop_token_ids"
+            )
+
+    def _run(
+        self,
+        specs: list[tuple[RequestId, RequestSpec]],
+        answers: dict[RequestId, CompletionOutput],
+        is_shown: bool,
+    ) -> None:
         """Submit requests whenever the engine has room. On an exception, abort the unfinished ones."""
         waiting = iter(specs)
         upcoming = next(waiting, None)
@@ -212,14 +260,17 @@ class LLM:
             answers[output.request_id].add(output)
             if output.finish_reason is not None:
                 unfinished.discard(output.request_id)
+                bar.show("answers", len(answers) - len(unfinished), len(answers))
 
         self._takers |= dict.fromkeys(answers, take)
+        bar = StageBar("generating", is_shown=is_shown)
         try:
-            while unfinished:
-                while upcoming is not None and self.engine.has_room:
-                    self.engine.submit(*upcoming)
-                    upcoming = next(waiting, None)
-                self._step()
+            with bar:
+                while unfinished:
+                    while upcoming is not None and self.engine.has_room:
+                        self.engine.submit(*upcoming)
+                        upcoming = next(waiting, None)
+                    self._step()
         finally:
             for request_id in answers:
                 self._let_go(request_id)
@@ -233,6 +284,15 @@ class LLM:
         del self._takers[request_id]
 
 
+@contextmanager
+def _shown_loading(is_shown: bool) -> Iterator[None]:
+    if not is_shown:
+        yield
+        return
+    with StageBar("loading") as bar, listening(bar.show):
+        yield
+
+
 def _speculative_config(given: object) -> SpeculativeConfig | None:
     if isinstance(given, Mapping):
         return SpeculativeConfig.from_mapping(given)
@@ -242,7 +302,7 @@ def _speculative_config(given: object) -> SpeculativeConfig | None:
 
 
 def _model_config(model: str, max_num_seqs: int, options: Mapping[str, Any]) -> ModelConfig:
-    own = ["speculative_config", "max_num_seqs", "batching", "prefill_chunk"]
+    own = ["speculative_config", "max_num_seqs", "batching", "prefill_chunk", "use_tqdm"]
     names = [*own, *(each.name for each in fields(ModelConfig) if each.name not in ("num_rows", "kv_budget_bytes"))]
     for name in options:
         if name not in names:

@@ -16,6 +16,8 @@ from starspec.hub.build import LoadedDrafter, build_hub, load_drafter, terms_of
 from starspec.hub.handshake import admit
 from starspec.hub.loop import HubLoop
 from starspec.ids import TargetId
+from starspec.models.heads.load import check_head
+from starspec.models.loading.load import check_loadable
 from starspec.models.loading.tokenizer import check_vocabularies, load_tokenizer
 from starspec.models.resolve import DraftSpec, resolve_draft
 from starspec.models.runner import ModelInfo
@@ -51,6 +53,35 @@ def local_drafts(
     return own or LocalHub(target, info, speculative, tokenizer).drafts(policy, stats)
 
 
+def check_drafts(target: ModelConfig, speculative: SpeculativeConfig | None, tokenizer: Any = None) -> None:
+    """Check what `local_drafts` needs as far as small files show it, so that a mistake does not cost a long load.
+
+    Args:
+        tokenizer: the target's; None = it is loaded if it is needed.
+    Raises: as local_drafts.
+    """
+    if speculative is None or own_drafts(speculative.method, speculative, make_policy(speculative)) is not None:
+        return
+    draft = _resolved(target.model, speculative, tokenizer or load_tokenizer(target.model))
+    model = _draft_model(target, draft)
+    if draft.head is not None:
+        check_head(draft.head, target.model, speculative)
+    elif model is not None:
+        check_loadable(model)
+
+
+def _resolved(target: str, speculative: SpeculativeConfig, tokenizer: Any) -> DraftSpec:
+    """What drafts. Raises: ConfigError if it is elsewhere or not named; VocabularyMismatch."""
+    if speculative.remote.endpoint is not None:
+        raise ConfigError("remote.endpoint is for target servers; in one process give the draft's model")
+    if speculative.model is None:
+        raise ConfigError("speculative config: give the draft's model")
+    draft = resolve_draft(speculative)
+    if draft.head is None and speculative.model != target:
+        check_vocabularies(tokenizer, load_tokenizer(speculative.model))
+    return draft
+
+
 class LocalHub:
     """A hub that runs on its targets' thread.
 
@@ -59,13 +90,7 @@ class LocalHub:
     """
 
     def __init__(self, target: ModelConfig, info: ModelInfo, speculative: SpeculativeConfig, tokenizer: Any) -> None:
-        if speculative.remote.endpoint is not None:
-            raise ConfigError("remote.endpoint is for target servers; in one process give the draft's model")
-        if speculative.model is None:
-            raise ConfigError("speculative config: give the draft's model")
-        draft = resolve_draft(speculative)
-        if draft.kind != "head":
-            check_vocabularies(tokenizer, load_tokenizer(speculative.model))
+        draft = _resolved(target.model, speculative, tokenizer)
         config = HubConfig()
         self._method = speculative.rejection_sample_method
         self.loaded = _load_draft(target, draft)
@@ -90,7 +115,11 @@ class LocalHub:
         return drafts
 
 
+def _draft_model(target: ModelConfig, draft: DraftSpec) -> ModelConfig | None:
+    """The draft's model. It runs as the target does, with as many cache rows; only its weights may be quantized."""
+    return draft.config.draft_model(replace(target, num_threads=None, kv_budget_bytes=None))
+
+
 def _load_draft(target: ModelConfig, draft: DraftSpec) -> LoadedDrafter:
-    """Load the draft. It runs as the target does, with as many cache rows; only its weights may be quantized."""
-    model = draft.config.draft_model(replace(target, num_threads=None, kv_budget_bytes=None))
+    model = _draft_model(target, draft)
     return load_drafter(draft, model, target.num_rows, None if draft.head is None else target.model)

@@ -4,6 +4,10 @@ import os
 import subprocess
 import sys
 
+from starspec.cli.display import LineDisplay
+from starspec.supervise.child import ChildSpec, ChildState
+from starspec.supervise.supervisor import ChildView
+
 SPEAKER = """
 import sys
 from starspec.cli.display import LineDisplay
@@ -26,3 +30,15 @@ def test_lines_that_nobody_reads_any_more_stop_nothing() -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (0, "went on")
+
+
+def test_a_stage_of_loading_is_one_line_however_far_it_comes(capsys) -> None:
+    view = ChildView(ChildSpec(name="target-0", command=()), ChildState.STARTING)
+    display = LineDisplay()
+    for detail in ("loading x: reading x, 10%", "loading x: reading x, 90%", "loading x: packing x, 0%"):
+        view.detail = detail
+        display.show_start([view])
+    assert capsys.readouterr().out.splitlines() == [
+        "target-0 | loading x: reading x, 10%",
+        "target-0 | loading x: packing x, 0%",
+    ]

@@ -10,7 +10,25 @@ MISTAKES = {
         "no such option: --speculative-confg; did you mean '--speculative-config'? (see starspec up --help)",
     ),
     "unknown command": (("drat",), "no such command 'drat'. Did you mean 'draft'? (see starspec --help)"),
-    "missing option": (("up",), "missing option '--target' / '--model'. (see starspec up --help)"),
+    "missing option": (("target",), "missing option '--target' / '--model'. (see starspec target --help)"),
+    "no model": (("up",), "give the targets' model once: starspec up MODEL, or --target MODEL"),
+    "two models": (("up", "x", "--target", "y"), "give the targets' model once: starspec up MODEL, or --target MODEL"),
+    "two models, as vLLM names them": (("serve", "x", "--model", "y"), "give the targets' model once"),
+    "an option twice": (
+        ("target", "--target", "x", "--hub", "tcp://a:1", "--hub", "tcp://b:1"),
+        "--hub is given twice: give it once (see starspec target --help)",
+    ),
+    "an option twice under two names": (
+        ("up", "x", "--draft", "y", "--spec-model", "y"),
+        "--draft / --spec-model is given twice",
+    ),
+    "on and off": (("up", "x", "--table", "--no-table"), "--table / --no-table is given twice: give it once"),
+    "an option of a group of commands twice": (("bench", "wire", "--quick", "--quick"), "--quick is given twice"),
+    "an option before its command": (
+        ("--log-level", "debug", "up", "x"),
+        "--log-level is an option of commands: write it behind the command's name",
+    ),
+    "an option before its command in a group": (("bench", "--quick", "wire"), "--quick is an option of commands"),
     "value of the wrong kind": (("up", "--target", "x", "--targets", "two"), "invalid value for '--targets'"),
     "value out of range": (("up", "--target", "x", "--targets", "0"), "invalid value for '--targets'"),
     "unknown choice": (("up", "--target", "x", "--dtype", "int3"), "'--dtype': 'int3' is not one of"),
@@ -152,16 +170,16 @@ MISTAKES = {
     ),
     "a target's trace to nowhere": (
         ("target", "--target", "synthetic:", "--trace", "/no/such/folder/t.json"),
-        "--trace /no/such/folder/t.json: there is no folder /no/such/folder",
+        "--trace: '/no/such/folder/t.json' cannot be written: there is no folder '/no/such/folder'",
     ),
     "a target's trace where a folder is": (
         ("target", "--target", "synthetic:", "--trace", "."),
-        "--trace . is a folder",
+        "--trace: '.' is a folder",
     ),
-    "a star's trace where a folder is": (("up", "--target", "synthetic:", "--trace", "."), "--trace . is a folder"),
+    "a star's trace where a folder is": (("up", "--target", "synthetic:", "--trace", "."), "--trace: '.' is a folder"),
     "addresses where a folder is": (
         ("up", "--target", "x", "--ready-file", "."),
-        "--ready-file . is a folder: give the",
+        "--ready-file: '.' is a folder: give the",
     ),
     "more targets than a machine could hold": (
         ("up", "--target", "x", "--targets", "100000"),
@@ -169,7 +187,7 @@ MISTAKES = {
     ),
     "addresses to nowhere": (
         ("up", "--target", "x", "--ready-file", "/no/such/folder/r.json"),
-        "--ready-file /no/such/folder/r.json: there is no folder /no/such/folder",
+        "--ready-file: '/no/such/folder/r.json' cannot be written: there is no folder '/no/such/folder'",
     ),
     "a key that is none": (("up", "--target", "x", "--api-key", ""), "the API key is empty: give one, or leave it out"),
     "a gateway's key that is none": (
@@ -201,7 +219,7 @@ MISTAKES = {
         ("doctor", "--vllm", "http://127.0.0.1:1", "--json", "found.json"),
         "--vllm without --draft measures nothing that --json could keep",
     ),
-    "trace to nowhere": (("up", "--target", "x", "--trace", "/no/such/folder/t.json"), "there is no folder /no/such"),
+    "trace to nowhere": (("up", "--target", "x", "--trace", "/no/such/folder/t.json"), "there is no folder '/no/such"),
 }
 
 

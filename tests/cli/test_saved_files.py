@@ -1,5 +1,10 @@
 """A result that could not be saved is refused before anything is measured, by every command that saves one."""
 
+import errno
+import os
+import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +13,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from starspec.cli import app
+from starspec.errors import OutputError
+from starspec.harness.report import Spread, write_report
+from starspec.observe.trace import Trace
+from starspec.output_files import write_whole
 
 
 def saving_options(group: TyperGroup, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -17,12 +26,24 @@ def saving_options(group: TyperGroup, words: tuple[str, ...] = ()) -> Iterator[t
             yield from saving_options(command, (*words, name))
             continue
         options = {option for parameter in command.params for option in parameter.opts}
-        yield from ((*words, name, option) for option in ("--json", "--png") if option in options)
+        yield from ((*words, name, option) for option in ("--json", "--png", "--trace") if option in options)
 
 
 ROOT = get_command(app)
 assert isinstance(ROOT, TyperGroup)
 SAVING = list(saving_options(ROOT))
+
+
+TARGET = ("--target", "synthetic:")
+NEEDED = {"up": TARGET, "serve": TARGET, "target": TARGET, "draft": ("--spec-method", "ngram")}
+
+
+def line_with(words: tuple[str, ...], path: Path) -> tuple[str, ...]:
+    """A command line that is complete but for the file; typer would complain of missing options first."""
+    *command, option = words
+    if option != "--trace":  # checked while typer reads the options
+        return (*words, str(path))
+    return (*command, *NEEDED[command[0]], option, str(path))
 
 
 def refusal(outcome) -> str:
@@ -42,15 +63,38 @@ def test_all_benchmarks_save_their_results() -> None:
 def test_a_folder_is_no_files_name(words: tuple[str, ...], starspec, tmp_path: Path) -> None:
     folder = tmp_path / "folder.png"
     folder.mkdir()
-    sentence = refusal(starspec(*words, str(folder)))
-    assert f"invalid value for '{words[-1]}': '{folder}' is a folder: give the name of a file" in sentence
+    sentence = refusal(starspec(*line_with(words, folder)))
+    assert words[-1] in sentence
+    assert f": '{folder}' is a folder: give the name of a file" in sentence
 
 
 @pytest.mark.parametrize("words", SAVING, ids=" ".join)
 def test_nothing_is_saved_below_a_file(words: tuple[str, ...], starspec, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    sentence = refusal(starspec(*words, str(tmp_path / "file" / "new" / "result.png")))
+    sentence = refusal(starspec(*line_with(words, tmp_path / "file" / "result.png")))
+    assert words[-1] in sentence
     assert f"cannot be written: '{tmp_path / 'file'}' is not a folder" in sentence
+
+
+@pytest.mark.parametrize("words", SAVING, ids=" ".join)
+def test_no_folder_is_made_for_a_file(words: tuple[str, ...], starspec, tmp_path: Path) -> None:
+    sentence = refusal(starspec(*line_with(words, tmp_path / "new" / "result.png")))
+    assert f"cannot be written: there is no folder '{tmp_path / 'new'}'" in sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+FOLDERS = [("keygen",), ("train", "--out"), ("bench", "star", "--traces"), ("bench", "async", "--traces")]
+
+
+@pytest.mark.parametrize("words", FOLDERS, ids=" ".join)
+def test_a_folder_is_made_in_a_folder_that_is_there_and_not_at_the_root(words, starspec, tmp_path: Path) -> None:
+    root = Path(tmp_path.root)
+    assert f"there is no folder '{tmp_path / 'new'}'" in refusal(starspec(*words, str(tmp_path / "new" / "out")))
+    assert "would be a new folder at the root" in refusal(starspec(*words, str(root / "starspec-was-here")))
+    (tmp_path / "file").write_text("")
+    assert "is a file: give the name of a folder" in refusal(starspec(*words, str(tmp_path / "file")))
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+    assert not (root / "starspec-was-here").exists()
 
 
 def test_nothing_is_saved_under_a_name_that_no_file_can_have(starspec, tmp_path: Path) -> None:
@@ -60,7 +104,7 @@ def test_nothing_is_saved_under_a_name_that_no_file_can_have(starspec, tmp_path:
 
 def test_nothing_is_saved_where_this_process_may_not_write(starspec, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("os.access", lambda place, _mode: place != tmp_path)  # to root no folder is read-only
-    sentence = refusal(starspec("bench", "wire", "--json", str(tmp_path / "new" / "result.json")))
+    sentence = refusal(starspec("bench", "wire", "--json", str(tmp_path / "result.json")))
     assert f"cannot be written: '{tmp_path}' is read-only" in sentence
 
 
@@ -71,12 +115,61 @@ def test_a_picture_is_refused_whose_name_ends_as_none_can(command: str, name: st
     assert "invalid value for '--png': the name of a picture ends with .png, .svg or .pdf, not" in sentence
 
 
-@pytest.mark.parametrize(
-    "words", [("--json", "new/result.json"), ("--png", "new/picture.SVG"), ("--json", "/dev/null")]
-)
+@pytest.mark.parametrize("words", [("--json", "result.json"), ("--png", "picture.SVG"), ("--json", "/dev/null")])
 def test_a_file_that_can_be_written_is_refused_by_nobody_and_not_yet_made(
     words: tuple[str, str], starspec, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert "missing option '--target' / '--model'" in refusal(starspec("bench", "tree", *words))
     assert list(tmp_path.iterdir()) == []
+
+
+def disk_is_full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+SAVED = {
+    "report": lambda path: write_report(Spread.of([1.0]), path),
+    "trace": lambda path: Trace("hub").write(path),
+    "bytes": lambda path: write_whole(path, b"new"),
+}
+
+
+@pytest.mark.parametrize("what", SAVED)
+def test_a_full_disk_is_one_sentence_and_leaves_what_was_there(what: str, tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "result.json"
+    path.write_text("earlier")
+    monkeypatch.setattr(Path, "write_bytes", disk_is_full)
+    with pytest.raises(OutputError, match=r"result\.json' cannot be written: No space left on device"):
+        SAVED[what](path)
+    assert [each.name for each in tmp_path.iterdir()] == ["result.json"]
+    assert path.read_text() == "earlier"
+
+
+@pytest.mark.parametrize("what", SAVED)
+def test_a_device_is_written_to_and_stays_a_device(what: str) -> None:
+    with pytest.raises(OutputError, match="'/dev/full' cannot be written: No space left on device"):
+        SAVED[what](Path("/dev/full"))
+    assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
+    SAVED[what](Path("/dev/null"))
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_a_file_behind_a_link_is_written_and_the_link_stays(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("file")
+    write_whole(link, b"new")
+    assert link.is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("words", [("--version",), ("up", "--help"), ("generate", "Hello", "--target", "synthetic:")])
+def test_standard_output_on_a_full_disk_is_one_sentence(words: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "starspec", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("starspec: ")]
+    assert sentence == "starspec: the output cannot be written: No space left on device"
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert done.returncode == 1

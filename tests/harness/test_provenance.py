@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import starspec
-from starspec.errors import ConfigError
+from starspec.errors import OutputError
 from starspec.harness.provenance import abbreviate, collect_provenance, hash_model, hash_token_ids
 from starspec.harness.report import Report, Spread, write_report
 
@@ -84,7 +84,7 @@ def test_equal_answers_have_equal_hashes() -> None:
 
 
 def test_a_report_is_a_json_file_with_provenance_rows_and_ratios(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "report.json"
+    path = tmp_path / "report.json"
     write_report(Report(collect_provenance(), [Spread.of([3.0, 1.0, 2.0])], {"one_vs_other": 2.0}), path)
     content = msgspec.json.decode(path.read_bytes())
     assert content["rows"] == [{"median": 2.0, "lowest": 1.0, "highest": 3.0}]
@@ -94,5 +94,5 @@ def test_a_report_is_a_json_file_with_provenance_rows_and_ratios(tmp_path: Path)
 
 def test_a_report_that_cannot_be_written_is_said_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"report\.json' cannot be written"):
+    with pytest.raises(OutputError, match=r"report\.json' cannot be written"):
         write_report(Spread.of([1.0]), tmp_path / "file" / "report.json")

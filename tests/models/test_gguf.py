@@ -286,6 +286,7 @@ def test_an_interrupted_conversion_leaves_nothing_that_passes_for_a_model(tmp_pa
 
     with pytest.raises(KeyboardInterrupt):
         made_once(folder, die_half_way)
+    assert [each.name for each in tmp_path.iterdir()] == ["model.lock"]
     assert not folder.exists()
     made_once(folder, lambda partial: (partial / "whole").write_text(""))
     assert [each.name for each in folder.iterdir()] == ["whole"]

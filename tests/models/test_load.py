@@ -10,8 +10,11 @@ from starspec.config import ModelConfig
 from starspec.errors import ConfigError, ModelError
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
-from starspec.models.loading.load import load_runner
+from starspec.models.loading.load import check_loadable, load_runner
+from starspec.models.loading.progress import listening
 from starspec.models.loading.tokenizer import load_tokenizer
+from starspec.models.loading.transformers_calls import first_line
+from starspec.models.packed import PackedRunner
 from starspec.models.runner import Segment
 
 
@@ -317,3 +320,40 @@ def test_threads_are_set_as_asked(llama):
 def edit_config(folder, **changes):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_refusal_names_the_model_and_comes_before_its_weights_are_read(llama):
+    edit_config(llama, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0})
+    (llama / "model.safetensors").unlink()
+    said = refusal(llama)
+    assert f"'{llama}' is not supported: rotary type 'dynamic' is not supported" in said
+    with pytest.raises(ModelError, match="llama' is not supported: rotary type 'dynamic'"):
+        check_loadable(ModelConfig(model=str(llama), dtype="float32"))
+
+
+def test_a_refusal_of_the_models_code_names_the_model(llama, monkeypatch):
+    def refuse(*_):
+        raise ModelError("its attention uses softcap")
+
+    monkeypatch.setattr(PackedRunner, "forward", refuse)
+    assert refusal(llama, fused=False) == f"'{llama}' is not supported: its attention uses softcap"
+
+
+@pytest.mark.parametrize("text", ["It is wrong. For details look at the above report!", "It is wrong."])
+def test_an_error_points_to_no_report_that_is_not_shown(text):
+    assert first_line(RuntimeError(text)) == "It is wrong"
+
+
+@pytest.mark.parametrize(("fused", "packed"), [(True, 9), (False, 15)])  # 2 layers, and the logits
+def test_loading_says_its_stages_and_how_far_they_are(llama, fused, packed):
+    heard = []
+    with listening(lambda *said: heard.append(said)):
+        load(llama, fused=fused, quantization="int8", numerics="invariant")
+    stages = list(dict.fromkeys(stage for stage, _, _ in heard))
+    reading, packing, *checking, probing = stages
+    assert (reading, packing, probing) == ("reading llama", "packing llama", "probing the kernels")
+    assert checking == ([] if fused else ["checking llama"])
+    last = {stage: (num_done, num_all) for stage, num_done, num_all in heard}
+    assert last[packing] == (packed, packed)
+    assert last[reading][0] == last[reading][1] > 100_000  # bytes
+    assert last[probing] == (3, 3)

@@ -1,12 +1,17 @@
 import json
+import subprocess
+import sys
 
 import pytest
+from tiny import make_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from starspec.config import ModelConfig
 from starspec.errors import ModelError, VocabularyMismatch
 from starspec.fingerprint import vocab_fingerprint
+from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import check_pair, check_vocabularies, eos_token_ids, load_tokenizer
 from starspec.models.loading.transformers_calls import first_line
 
@@ -112,3 +117,22 @@ def test_decoding_keeps_every_space_because_a_stream_cannot_take_one_back(tmp_pa
     write_json(tmp_path / "config.json", {"model_type": "llama"})
     assert tokenizer.decode([1, 3, 1]) == "do'do"
     assert load_tokenizer(str(tmp_path)).decode([1, 3, 1]) == "do ' do"
+
+
+def test_a_tokenizer_and_a_checkpoint_of_the_family_need_no_compiler(tmp_path, save_with_tokenizer):
+    folder = save_with_tokenizer(make_model("llama"), tmp_path / "llama")
+    code = (
+        "import sys; from starspec.config import ModelConfig; from starspec.models.loading.load import load_runner; "
+        f"load_runner(ModelConfig(model={str(folder)!r}, dtype='float32', numerics='fast')); "
+        "sys.exit('torch._dynamo' in sys.modules or 'transformers.activations' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_activation_that_nobody_knows_is_one_sentence(tmp_path, save_with_tokenizer, fused):
+    folder = save_with_tokenizer(make_model("llama"), tmp_path / "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "silly"}))
+    with pytest.raises(ModelError, match="llama"):
+        load_runner(ModelConfig(model=str(folder), dtype="float32", fused=fused))

@@ -56,7 +56,7 @@ def test_a_damaged_state_is_said_and_without_it_the_training_begins_anew(
     out = tmp_path / "head"
     assert train(target_folder, prompt_file, out) == 0
     cut(out / STATE, num_left)
-    assert train(target_folder, prompt_file, out) == 2
+    assert train(target_folder, prompt_file, out) == 1
     assert f"starspec: '{out / STATE}' is damaged; delete it to start anew\n" in capsys.readouterr().err
     (out / STATE).unlink()
     assert train(target_folder, prompt_file, out) == 0
@@ -101,7 +101,7 @@ def test_a_kill_leaves_no_half_of_that_note(tmp_path, monkeypatch):
 def test_answers_that_do_not_fit_on_the_disk_are_said_and_gone_on_with(target_folder, prompt_file, tmp_path, capsys):
     out = tmp_path / "head"
     with files_of_at_most(1500):
-        assert train(target_folder, prompt_file, out) == 2
+        assert train(target_folder, prompt_file, out) == 1
     assert f"starspec: '{out / ANSWERS}' cannot be written: File too large\n" in capsys.readouterr().err
     kept = {answer.index for answer in read_answers(out / "work" / "answers")}
     assert train(target_folder, prompt_file, out) == 0
@@ -111,7 +111,7 @@ def test_answers_that_do_not_fit_on_the_disk_are_said_and_gone_on_with(target_fo
 def test_features_that_do_not_fit_on_the_disk_are_said_and_made_later(target_folder, prompt_file, tmp_path, capsys):
     out = tmp_path / "head"
     with files_of_at_most(50_000):  # the answers are some 10,000, their features 300,000
-        assert train(target_folder, prompt_file, out) == 2
+        assert train(target_folder, prompt_file, out) == 1
     assert f"starspec: '{out / SHARD}' cannot be written: File too large\n" in capsys.readouterr().err
     assert train(target_folder, prompt_file, out) == 0
     assert read_shard(out / SHARD)
@@ -124,7 +124,7 @@ def test_a_head_that_does_not_fit_on_the_disk_is_said_and_leaves_the_one_before(
     assert train(target_folder, prompt_file, out) == 0
     head = (out / "model.safetensors").read_bytes()
     with files_of_at_most(len(head) - 1):
-        assert train(target_folder, prompt_file, out, "--steps", "7") == 2
+        assert train(target_folder, prompt_file, out, "--steps", "7") == 1
     assert f"starspec: '{out}' cannot be written: File too large\n" in capsys.readouterr().err
     assert (out / "model.safetensors").read_bytes() == head
     assert train(target_folder, prompt_file, out, "--steps", "7") == 0
@@ -138,7 +138,7 @@ def test_a_state_that_does_not_fit_on_the_disk_is_said_and_leaves_the_one_before
     assert train(target_folder, prompt_file, out) == 0
     state = (out / STATE).read_bytes()
     with files_of_at_most(len(state) - 1000):
-        assert train(target_folder, prompt_file, out, "--steps", "7") == 2
+        assert train(target_folder, prompt_file, out, "--steps", "7") == 1
     assert f"starspec: '{out / STATE}' cannot be written: File too large\n" in capsys.readouterr().err
     assert (out / STATE).read_bytes() == state
     assert train(target_folder, prompt_file, out, "--steps", "7") == 0
@@ -147,5 +147,5 @@ def test_a_state_that_does_not_fit_on_the_disk_is_said_and_leaves_the_one_before
 def test_a_card_that_cannot_be_written_is_said(target_folder, prompt_file, tmp_path, capsys):
     out = tmp_path / "head"
     (out / ".unfinished-README.md").mkdir(parents=True)
-    assert train(target_folder, prompt_file, out) == 2
+    assert train(target_folder, prompt_file, out) == 1
     assert f"starspec: '{out / 'README.md'}' cannot be written: Is a directory\n" in capsys.readouterr().err

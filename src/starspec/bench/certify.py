@@ -43,6 +43,7 @@ from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, sp
 from starspec.harness.provenance import Provenance, collect_provenance
 from starspec.harness.table import Block
 from starspec.harness.workbench import Workbench
+from starspec.local_star import check_drafts
 from starspec.models.loading.load import max_len_of
 
 T = TypeVar("T")
@@ -143,6 +144,8 @@ def certify(
         advance: called with what was run, `count_turns` times.
     Raises: as load_runner and local_drafts.
     """
+    for target, draft in dict.fromkeys((target, draft) for _, target, draft in subjects.parts()):
+        check_drafts(ModelConfig(model=target, device=subjects.device), SpeculativeConfig(model=draft))
     results = []
     for part, target, draft in subjects.parts():
         config = ModelConfig(

@@ -18,6 +18,7 @@ from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
 from starspec.harness.servers import StarProcesses
 from starspec.harness.table import Block, Column, Table, share
+from starspec.local_star import check_drafts
 
 DONE = "[DONE]"
 TIMEOUT_S = 60.0
@@ -166,8 +167,10 @@ def measure_faults(
 
     Args:
         advance: called with the name of the next step.
-    Raises: PeerLost if the star does not come up or does not recover; httpx.HTTPError if a stream breaks.
+    Raises: as check_drafts; PeerLost if the star does not come up or does not recover; httpx.HTTPError if a stream
+        breaks.
     """
+    check_drafts(models.target_config(), models.speculative())
     advance("starting the star")
     shape = ("--dtype", models.dtype, "--max-model-len", str(MAX_MODEL_LEN))
     with StarProcesses(

@@ -77,7 +77,7 @@ def verify_pair(
             f"rejection_sample_method '{method}' keeps the distribution of answers, not their tokens: "
             "there is nothing to compare"
         )
-    bench = Workbench(target)
+    bench = Workbench(target, speculative)
     longest = bench.runner.info.max_model_len - max_tokens
     fitting = [each for each in prompts if len(prompt_token_ids(bench.tokenizer, each)) <= longest]
     if not fitting:

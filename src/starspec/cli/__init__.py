@@ -5,14 +5,19 @@ Commands import torch and the like only when they run, so that `--help` and erro
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import sys
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from starspec import __version__
 from starspec.cli import bench
+from starspec.cli.command import CommandLine
 from starspec.cli.doctor import doctor
 from starspec.cli.generate import generate
 from starspec.cli.serve import child, draft, gateway, keygen, target
@@ -21,15 +26,10 @@ from starspec.cli.up import up
 from starspec.cli.verify import verify
 from starspec.errors import ConfigError, StarspecError
 
+NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EROFS)  # a disk, a pipe
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 
-app = typer.Typer(
-    name="starspec",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = CommandLine(name="starspec", no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -49,6 +49,7 @@ def starspec(
 
 for command in (generate, up, draft, target, gateway, keygen, verify, doctor, train):
     app.command()(command)
+app.command("serve", hidden=True)(up)  # as `vllm serve MODEL`
 app.command(hidden=True)(child)
 app.add_typer(bench.app)
 
@@ -61,17 +62,33 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command line. Returns: the exit code. Effects: prints an error as one line on stderr."""
     try:
-        return app(arguments, prog_name="starspec", standalone_mode=False) or 0
+        code = app(arguments, prog_name="starspec", standalone_mode=False) or 0
+        sys.stdout.flush()  # a full disk would be noticed when Python ends, which prints a traceback
+        return code
     except Abort:
         return EXIT_INTERRUPTED
     except TyperException as error:
         if not error.format_message():  # no command was given: typer has printed the help
             return error.exit_code
         return _print_error(_sentence_of(error), error.exit_code)
-    except ConfigError as error:
-        return _print_error(str(error), EXIT_CONFIG)
     except StarspecError as error:
-        return _print_error(str(error), EXIT_FAILED)
+        return _print_error(str(error), EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED)
+    except OSError as error:
+        if error.errno not in NOT_WRITTEN:
+            raise  # a bug of ours: its traceback is needed
+        return _print_error(_not_written(error), EXIT_FAILED)
+
+
+def _not_written(error: OSError) -> str:
+    """The sentence about an output that does not take what a command writes.
+
+    Effects: what standard output still holds is dropped, or Python would try to write it again at its end.
+    """
+    if error.filename is None:
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123 (no path)
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    where = f"'{error.filename}'" if error.filename else "the output"
+    return f"{where} cannot be written: {error.strerror}"
 
 
 def _print_error(sentence: str, code: int) -> int:
@@ -83,6 +100,9 @@ def _sentence_of(error: TyperException) -> str:
     """Typer's error in one line, with the nearest option and the command whose `--help` tells more."""
     context = getattr(error, "ctx", None)
     nearest = getattr(error, "possibilities", None)
+    option = getattr(error, "option_name", "")
+    if context is not None and _belongs_to_a_command(option, context.command):
+        return f"{option} is an option of commands: write it behind the command's name"
     what = (
         f"{error.message}; did you mean '{nearest[0]}'?"
         if nearest
@@ -90,3 +110,9 @@ def _sentence_of(error: TyperException) -> str:
     )  # pydantic's mark
     where = f" (see {context.command_path} --help)" if context else ""
     return what[0].lower() + " ".join(what[1:].split()) + where
+
+
+def _belongs_to_a_command(option: str, group: object) -> bool:
+    """Whether an option that stands in front of a command's name is known behind it."""
+    commands = group.commands.values() if isinstance(group, TyperGroup) else ()
+    return any(option in parameter.opts for command in commands for parameter in command.params)

@@ -14,13 +14,14 @@ from starspec.cli.bench_batch import batch
 from starspec.cli.bench_star import async_pair, star, warm
 from starspec.cli.bench_vllm import vllm
 from starspec.cli.binder import bound, take
+from starspec.cli.command import CommandLine
 from starspec.cli.files import Datasets, JsonFile, PngFile, all_prompts, prompt_files
 from starspec.cli.measuring import Quick, measuring, publish
 from starspec.cli.options import MEASURE
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
 
-app = typer.Typer(name="bench", no_args_is_help=True, help="Measure on this machine.")
+app = CommandLine(name="bench", no_args_is_help=True, help="Measure on this machine.")
 app.command()(batch)
 app.command()(star)
 app.command("async")(async_pair)

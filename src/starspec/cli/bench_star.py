@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from starspec.cli import options as opt
-from starspec.cli.files import Datasets, JsonFile, all_prompts
+from starspec.cli.files import Datasets, JsonFile, all_prompts, check_folder
 from starspec.cli.measuring import Quick, measuring, publish
 from starspec.cli.options import MEASURE
 from starspec.config import ModelConfig
@@ -18,6 +18,7 @@ from starspec.errors import ConfigError
 Traces = Annotated[
     Path | None,
     typer.Option(
+        callback=check_folder,
         help="Also write traces of a few turns, at full speed, for Chrome or Perfetto, and a picture of them to this "
         "folder.",
         show_default="no traces",

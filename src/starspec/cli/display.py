@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from starspec.supervise.supervisor import ChildView
 
 TABLE_INTERVAL_S = 0.5
 LINE_INTERVAL_S = 10.0
+SHARE = re.compile(r", \d+%$")  # of a stage of loading
 
 
 class Display(Protocol):
@@ -83,7 +85,7 @@ class LineDisplay(_Watching):
 
     def __init__(self) -> None:
         super().__init__(LINE_INTERVAL_S)
-        self._last: dict[str, str] = {}
+        self._last: dict[str, tuple[str, float]] = {}  # child -> what was said of its start, and when
 
     def __enter__(self) -> Self:
         return self
@@ -101,9 +103,11 @@ class LineDisplay(_Watching):
 
     def show_start(self, views: Sequence[ChildView]) -> None:
         for view in views:
-            story = _story(view)
-            if self._last.get(view.spec.name) != story:
-                self._last[view.spec.name] = story
+            story, now = _story(view), time.monotonic()
+            last, said_s = self._last.get(view.spec.name, ("", now))
+            is_due = now - said_s >= LINE_INTERVAL_S  # a stage that goes on is said now and then
+            if SHARE.sub("", story) != SHARE.sub("", last) or (is_due and story != last):
+                self._last[view.spec.name] = story, now
                 self.show_line(view.spec.name, story)
 
     def show(self, views: Sequence[ChildView]) -> None:

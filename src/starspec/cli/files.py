@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +11,7 @@ import typer
 from starspec.cli.options import MEASURE, NONE_GIVEN
 from starspec.errors import ConfigError
 from starspec.harness.figures import check_format, require_matplotlib
+from starspec.output_files import why_no_file, why_no_folder
 
 if TYPE_CHECKING:
     from starspec.harness.datasets import Prompt
@@ -54,9 +55,19 @@ def spread_prompts(path: Path | None, num_prompts: int) -> list[Prompt]:
     return spread(all_prompts(None if path is None else [path]), num_prompts)
 
 
-def _check_json(path: Path | None) -> Path | None:
-    if path is not None:
-        _check_can_be_written(path)
+def check_file(path: Path | None) -> Path | None:
+    """The path of a file that will be written. Raises: BadParameter, to which typer adds the option's name."""
+    return _unless(path, why_no_file)
+
+
+def check_folder(path: Path | None) -> Path | None:
+    """The path of a folder that files will be written to. Raises: as `check_file`."""
+    return _unless(path, why_no_folder)
+
+
+def _unless(path: Path | None, why_not: Callable[[Path], str | None]) -> Path | None:
+    if path is not None and (why := why_not(path)):
+        raise typer.BadParameter(why)
     return path
 
 
@@ -67,30 +78,14 @@ def _check_png(path: Path | None) -> Path | None:
             check_format(path)
         except ConfigError as error:
             raise typer.BadParameter(str(error)) from error
-        _check_can_be_written(path)
-    return path
-
-
-def _check_can_be_written(path: Path) -> None:
-    """Makes nothing yet. Raises: BadParameter, to which typer adds the option's name."""
-    try:
-        place = next(each for each in (path, *path.absolute().parents) if each.exists())
-        is_folder = place.is_dir()
-    except OSError as error:
-        raise typer.BadParameter(f"'{path}' cannot be written: {error.strerror}") from error
-    if is_folder and place == path:
-        raise typer.BadParameter(f"'{path}' is a folder: give the name of a file")
-    if not is_folder and place != path:
-        raise typer.BadParameter(f"'{path}' cannot be written: '{place}' is not a folder")
-    if not os.access(place, os.W_OK):
-        raise typer.BadParameter(f"'{path}' cannot be written: '{place}' is read-only")
+    return check_file(path)
 
 
 JsonFile = Annotated[
     Path | None,
     typer.Option(
         "--json",
-        callback=_check_json,
+        callback=check_file,
         help="Save the result with its provenance here.",
         show_default=NONE_GIVEN,
         rich_help_panel=MEASURE,

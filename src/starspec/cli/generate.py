@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from starspec.cli.binder import bound, take
 from starspec.cli.process import log_to_stderr
@@ -17,6 +16,10 @@ from starspec.cli.serve import TARGET_MODEL
 from starspec.cli.speculation import DraftOptions
 from starspec.config import ModelConfig, Option
 from starspec.config.option import NONE_GIVEN, SAMPLING
+from starspec.models.loading.locate import folder_name
+from starspec.models.loading.progress import listening, report
+from starspec.observe.progress import StageBar
+from starspec.openmp import unless_given
 
 if TYPE_CHECKING:
     from starspec.llm import LLM
@@ -60,22 +63,15 @@ def generate(
     params = sampling.to_params()
     log_to_stderr("warning")
     text = sys.stdin.read() if prompt == "-" else prompt
-    with _loading(model.model):
+    os.environ.update(unless_given(os.environ))
+    with StageBar("loading") as bar, listening(bar.show):
+        report(folder_name(model.model))
         from starspec.llm import LLM  # noqa: PLC0415 (imports torch)
 
         options = {name: getattr(model, name) for name in TARGET_MODEL}
-        llm = LLM(speculative_config=speculative, max_num_seqs=1, **options)
+        llm = LLM(speculative_config=speculative, max_num_seqs=1, use_tqdm=False, **options)
     with llm:
         _answer(llm, text, params, is_chat=sampling.chat)
-
-
-def _loading(model: str) -> AbstractContextManager[object]:
-    """A spinner on a terminal, a line elsewhere."""
-    console = Console(stderr=True)
-    if console.is_terminal:
-        return console.status(f"loading {model}")
-    console.print(f"loading {model} ...", highlight=False)
-    return nullcontext()
 
 
 def _answer(llm: LLM, prompt: str, params: SamplingParams, *, is_chat: bool) -> None:

@@ -15,9 +15,12 @@ from rich.console import Console
 
 from starspec.config import ProcessConfig
 from starspec.errors import ConfigError, StarspecError
+from starspec.models.loading.progress import listening
+from starspec.observe.progress import StageBar, with_share
 from starspec.observe.trace import Trace
 from starspec.openmp import unless_given
-from starspec.supervise.report import HURRY, Failed, Loading, Ready, supervisor_line
+from starspec.output_files import why_no_file
+from starspec.supervise.report import HURRY, Failed, Loading, Ready, SupervisorLine, supervisor_line
 
 
 class Server(Protocol):
@@ -51,7 +54,7 @@ class ServerProcess:
 
     def __init__(self, name: str, config: ProcessConfig) -> None:
         self._trace_file = None if config.trace_file is None else Path(config.trace_file)
-        check_folder(self._trace_file, "--trace")
+        check_file(self._trace_file, "--trace")
         os.environ.update(unless_given(os.environ))
         self._name = name
         self._line = supervisor_line(os.environ)
@@ -61,16 +64,16 @@ class ServerProcess:
 
     @contextmanager
     def loading(self, what: str) -> Iterator[None]:
-        """Show that something slow runs: a spinner on a terminal, a line elsewhere, a report to a supervisor."""
+        """Show that something slow runs, and how far: a bar on a terminal, lines elsewhere, reports to a supervisor."""
         if self._line is not None:
             self._line.send(Loading(what))
-        elif self._console.is_terminal:
-            with self._console.status(f"{self._name}: {what}"):
+            with listening(_Reports(self._line, what).show):
                 yield
             return
-        else:
+        if not self._console.is_terminal:
             self._console.print(f"{self._name}: {what} ...")
-        yield
+        with StageBar(f"{self._name}: {what}", console=self._console) as bar, listening(bar.show):
+            yield
 
     def serve(self, server: Server) -> None:
         """Say that the server is ready, run it, and write the trace when it has stopped.
@@ -102,14 +105,25 @@ class ServerProcess:
             raise
 
 
-def check_folder(file: Path | None, option: str) -> None:
-    """Check early that a file can be written later. Raises: ConfigError if its folder is missing, or it is a folder."""
-    if file is None:
-        return
-    if not file.absolute().parent.is_dir():
-        raise ConfigError(f"{option} {file}: there is no folder {file.absolute().parent}")
-    if file.is_dir():
-        raise ConfigError(f"{option} {file} is a folder: give the name of a file")
+class _Reports:
+    """Reports of a model's loading to a supervisor, one for each tenth of a stage."""
+
+    def __init__(self, line: SupervisorLine, what: str) -> None:
+        self._line = line
+        self._what = what
+        self._last = ""
+
+    def show(self, stage: str, num_done: int, num_all: int) -> None:
+        text = f"{self._what}: {with_share(stage, num_done, num_all)}"
+        if text != self._last:
+            self._last = text
+            self._line.send(Loading(text))
+
+
+def check_file(file: Path | None, option: str) -> None:
+    """Check early that a file can be written later. Raises: ConfigError that names the option."""
+    if file is not None and (why := why_no_file(file)):
+        raise ConfigError(f"{option}: {why}")
 
 
 def stop_on_signal(stop: Callable[[], None], then: signal.Handlers) -> None:

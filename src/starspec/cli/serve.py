@@ -14,6 +14,7 @@ import typer
 
 from starspec.cli import given
 from starspec.cli.binder import REQUIRED, bound, take
+from starspec.cli.files import check_folder
 from starspec.cli.options import BatchingOptions
 from starspec.cli.process import Server, ServerProcess
 from starspec.cli.speculation import DraftOptions
@@ -103,7 +104,10 @@ def gateway(
 
 
 def keygen(
-    folder: Annotated[Path, typer.Argument(help="Folder to make; must not hold keys yet.", metavar="FOLDER")],
+    folder: Annotated[
+        Path,
+        typer.Argument(callback=check_folder, help="Folder to make; must not hold keys yet.", metavar="FOLDER"),
+    ],
 ) -> None:
     """Make the keys that encrypt links between machines: one pair each for hub, targets and gateways."""
     from starspec.wire.keys import generate_keys  # noqa: PLC0415 (imports ZeroMQ)

@@ -10,7 +10,7 @@ import typer
 
 from starspec.cli import given
 from starspec.cli import options as opt
-from starspec.cli.files import JsonFile
+from starspec.cli.files import JsonFile, check_folder
 from starspec.cli.measuring import measuring, publish
 
 DATA, TRAINING = "Data", "Training"
@@ -26,7 +26,9 @@ def train(
             rich_help_panel=DATA,
         ),
     ],
-    folder: Annotated[Path, typer.Option("--out", help="Folder of the head; its work/ is for resuming.")],
+    folder: Annotated[
+        Path, typer.Option("--out", callback=check_folder, help="Folder of the head; its work/ is for resuming.")
+    ],
     method: Annotated[
         Literal["eagle", "eagle3"], typer.Option(help="eagle: EAGLE-1 and EAGLE-2.", rich_help_panel=TRAINING)
     ] = "eagle3",

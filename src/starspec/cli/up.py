@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import typer
 
 from starspec.cli import given
 from starspec.cli.binder import bound, take
 from starspec.cli.display import Display, LineDisplay, TableDisplay
 from starspec.cli.options import BatchingOptions
-from starspec.cli.process import check_folder
+from starspec.cli.process import check_file
 from starspec.cli.serve import TARGET_MODEL
 from starspec.cli.speculation import DraftOptions
 from starspec.config import (
@@ -33,8 +34,9 @@ from starspec.config import (
 )
 from starspec.config.network import LOOPBACK
 from starspec.config.option import MODELS, NONE_GIVEN, PROCESS
-from starspec.errors import StarspecError
+from starspec.errors import ConfigError, StarspecError
 from starspec.observe.trace import merge
+from starspec.output_files import write_whole
 from starspec.supervise.child import ChildState
 from starspec.supervise.ports import PortReservations
 from starspec.supervise.star import StarConfig, StarPorts, star_specs, trace_part
@@ -95,13 +97,16 @@ class UpOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        check_folder(self.ready_file, "--ready-file")
+        check_file(self.ready_file, "--ready-file")
 
 
 @bound
 def up(
+    target: Annotated[
+        str | None, typer.Argument(help="The same as --target.", metavar="MODEL", show_default=NONE_GIVEN)
+    ] = None,
     *,
-    model: Annotated[ModelConfig, take(*TARGET_MODEL)],
+    model: Annotated[ModelConfig, take(*TARGET_MODEL, model="")],
     star: StarOptions,
     drafting: Annotated[
         DraftOptions,
@@ -117,8 +122,10 @@ def up(
 ) -> None:
     """Start a draft server, targets and an OpenAI-compatible gateway on this machine, and keep them running.
 
-    Ctrl-C stops them all once the requests in flight have ended; a second Ctrl-C does not wait for those.
+    Ctrl-C stops them all once the requests in flight have ended; a second Ctrl-C does not wait for those. `starspec
+    serve` is another name of this command.
     """
+    model = _of_model(model, target)
     speculative = drafting.to_config()
     given.check_key_variable(api.api_key)
     config = StarConfig(
@@ -142,6 +149,13 @@ def up(
             with Supervisor(specs, display.show_line) as supervisor:
                 _run(_Star(config, ports, supervisor, display), options)
             _merge_traces(config, supervisor.views, trace, display)
+
+
+def _of_model(model: ModelConfig, name: str | None) -> ModelConfig:
+    """The targets' model, which may be named with --target or without. Raises: ConfigError unless it is named once."""
+    if bool(name) == bool(model.model):
+        raise ConfigError("give the targets' model once: starspec up MODEL, or --target MODEL")
+    return replace(model, model=name or model.model)
 
 
 def _run_as(model: ModelConfig, draft: ModelConfig, star: StarOptions) -> ModelConfig:
@@ -193,7 +207,7 @@ def _trace_folder(trace: Path | None) -> Iterator[Path | None]:
     if trace is None:
         yield None
         return
-    check_folder(trace, "--trace")
+    check_file(trace, "--trace")
     with tempfile.TemporaryDirectory(prefix="starspec-trace-") as folder:
         yield Path(folder)
 
@@ -288,9 +302,7 @@ def _announce(star: _Star, ready_file: Path | None) -> None:
     star.display.begin(star.ports, has_hub=star.config.speculative is not None)
     star.display.show_line("up", f"ready at {addresses['gateway']}/v1")
     if ready_file is not None:
-        partial = ready_file.with_name(f".{ready_file.name}.{os.getpid()}")
-        partial.write_bytes(msgspec.json.encode(addresses))
-        partial.replace(ready_file)
+        write_whole(ready_file, msgspec.json.encode(addresses))
 
 
 def _merge_traces(star: StarConfig, views: Sequence[ChildView], trace: Path | None, display: Display) -> None:

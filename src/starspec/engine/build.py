@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -22,10 +22,13 @@ from starspec.models.runner import BatchRunner
 from starspec.policy.length.make import make_policy
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
-from starspec.wire.keys import load_keys
+from starspec.wire.keys import load_keys, require_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
 from starspec.wire.transports.serving_server import ServingServer
+from starspec.wire.transports.sockets import host_of
 from starspec.wire.transports.zmq_target import ZmqTarget
+
+NO_HUB: Final = "a target server needs the hub's address: give --hub or remote.endpoint"
 
 log = structlog.get_logger()
 
@@ -39,6 +42,7 @@ def build_server(
         ModelError if the model cannot be served.
     """
     keys = load_keys(config.keys, "target") if config.keys else None
+    check_hub(speculative)
     audit = AuditLog(config.audit_log, config.name)
     serving = ServingServer(config.host, config.port, keys, config.insecure, audit)
     try:
@@ -63,6 +67,25 @@ def build_server(
     return TargetServer(config, engine, serving, audit)
 
 
+def check_hub(speculative: SpeculativeConfig | None) -> None:
+    """Check where a target's drafts come from, before its model is loaded.
+
+    Raises: ConfigError if a hub is needed and there is no address, if it is malformed, or if keys are missing.
+    """
+    if speculative is None:
+        return
+    remote = speculative.remote
+    if remote.endpoint is None:
+        if own_drafts(speculative.method, speculative, make_policy(speculative)) is None:
+            raise ConfigError(NO_HUB)
+        return
+    host = host_of(remote.endpoint, "the hub")
+    keys = load_keys(remote.keys, "target") if remote.keys else None
+    require_keys(host, keys, remote.insecure, "the target would connect to the hub at")
+    if keys is not None:
+        keys.public_key_of("hub")
+
+
 def make_drafts(
     config: TargetConfig, speculative: SpeculativeConfig | None, runner: BatchRunner, tokenizer: Any, stats: TargetStats
 ) -> Drafts:
@@ -74,7 +97,7 @@ def make_drafts(
     if remote.endpoint is None:
         own = own_drafts(speculative.method, speculative, policy)
         if own is None:
-            raise ConfigError("a target server needs the hub's address: give --hub or remote.endpoint")
+            raise ConfigError(NO_HUB)
         return own
     info = runner.info
     fingerprint = vocab_fingerprint(tokenizer)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starspec.errors import ConfigError
+from starspec.output_files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,10 +28,7 @@ def check_format(path: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture in the format of the file name. Raises: ConfigError if it cannot be written."""
+    """Write a picture in the format of the file name. Raises: ConfigError for its format; OutputError."""
     check_format(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise ConfigError(f"'{path}' cannot be written: {error.strerror}") from error
+    with replacing(path) as unfinished:
+        figure.savefig(unfinished, dpi=120, format=path.suffix[1:].lower())

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from starspec.errors import ConfigError
 from starspec.harness.provenance import Provenance
+from starspec.output_files import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,9 @@ class Report:
 def write_report(report: Any, path: Path) -> None:
     """Save a report, or any other dataclass, as indented JSON.
 
-    Effects: creates the folder if necessary.
-    Raises: ConfigError if the file cannot be written.
+    Raises: OutputError if the file cannot be written; an earlier one is then still there.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"'{path}' cannot be written: {error.strerror}") from error
+    write_whole(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from starspec.harness.decode import Job, JobResult, decode, make_engine
 from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.recorder import DecisionRecorder
 from starspec.ids import RequestId
-from starspec.local_star import local_drafts
+from starspec.local_star import check_drafts, local_drafts
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
@@ -62,12 +62,14 @@ class Workbench:
 
     Args:
         config: the target.
-    Raises: as load_runner.
+        speculative: drafts that it will be used with: they are checked before the target is loaded.
+    Raises: as load_runner and check_drafts.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, speculative: SpeculativeConfig | None = None) -> None:
         self.config = config
         self.tokenizer = load_tokenizer(config.model)
+        check_drafts(config, speculative, self.tokenizer)
         self.runner = load_runner(config)
 
     @property

@@ -15,7 +15,7 @@ from starspec.hub.eagle import FEATURE_WINDOW, EagleDrafter
 from starspec.hub.handshake import FeatureTerms, HubTerms
 from starspec.hub.hub import DraftHub
 from starspec.hub.ngram import NgramDrafter
-from starspec.models.heads.load import load_head
+from starspec.models.heads.load import check_method, load_head
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import check_pair, load_tokenizer
 from starspec.models.resolve import DraftSpec
@@ -67,8 +67,7 @@ def _load_eagle(config: SpeculativeConfig, model: ModelConfig, target: str | Non
         raise ConfigError("an EAGLE head borrows its target's embedding: give --target MODEL too")
     head = load_head(model, target, config.feature_layers)
     spec = head.spec
-    if config.traits.reads_features and config.method != spec.method:
-        raise ConfigError(f"'{model.model}' is a head of method '{spec.method}', not '{config.method}'")
+    check_method(model.model, spec, config)
     terms = FeatureTerms(layers=spec.feature_layers, hidden_size=spec.target_hidden_size, window=FEATURE_WINDOW)
     fingerprint = vocab_fingerprint(load_tokenizer(target))
     return LoadedDrafter(EagleDrafter(head), fingerprint, head.cache.num_rows, head.cache.num_bytes, terms)

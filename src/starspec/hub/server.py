@@ -18,6 +18,7 @@ from starspec.hub.loop import HubLoop
 from starspec.models.resolve import resolve_draft
 from starspec.stats import HubStats
 from starspec.tracing import Tracer
+from starspec.wire.callers import Callers
 from starspec.wire.keys import load_keys, require_keys
 from starspec.wire.messages import HubStatus
 from starspec.wire.transports.sockets import check_free, endpoint_at
@@ -52,6 +53,8 @@ class DraftServer:
         config = suited_to(draft, config)  # first: an error shows at once, and loading a model takes a while
         keys = load_keys(config.keys, "hub")
         require_keys(config.host, keys, config.insecure, "the hub would listen on")
+        if keys is not None:
+            Callers(keys)  # the keys of clients: a file that is no key is said now, too
         check_free(config.host, config.port, "the hub")
         self._audit = AuditLog(config.audit_log, "hub")
         loaded = load_drafter(draft, model, config.max_tags, target)

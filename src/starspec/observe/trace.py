@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from starspec.output_files import write_whole
+
 MAX_SLICES = 200_000  # kept per process: about an hour of rounds; the oldest are dropped first
 TRACKS = ("draft", "verify", "wire", "idle")  # in the order of the viewer; others follow
 
@@ -56,6 +58,7 @@ class Trace:
         """Write the slices as Chrome trace JSON.
 
         Effects: replaces `path` atomically.
+        Raises: OutputError if it cannot be written; an earlier trace is then still there.
         """
         slices = sorted(self._slices, key=lambda each: (each.start_s, -each.end_s))
         placed = list(_in_lanes(slices))
@@ -78,6 +81,7 @@ def merge(parts: Sequence[Path], path: Path) -> int:
     Args:
         parts: files of `Trace.write`; a missing one (of a process that was killed) is skipped.
     Returns: the number of parts found.
+    Raises: as `Trace.write`.
     """
     found = [part for part in parts if part.is_file()]
     events = [event for part in found for event in json.loads(part.read_bytes())["traceEvents"]]
@@ -122,6 +126,4 @@ def _slice_event(each: Slice, tid: int) -> Event:
 
 
 def _write_json(path: Path, events: Sequence[Event]) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps({"traceEvents": list(events), "displayTimeUnit": "ms"}))
-    partial.replace(path)
+    write_whole(path, json.dumps({"traceEvents": list(events), "displayTimeUnit": "ms"}).encode())

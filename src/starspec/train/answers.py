@@ -58,7 +58,7 @@ def answer_prompts(
         folder: of the answers.
         advance: told after each look how many tokens there are.
     Returns: all answers in the folder, in the order of their prompts.
-    Raises: ConfigError if no prompt fits, or if an answer cannot be written.
+    Raises: ConfigError if no prompt fits; OutputError if an answer cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(plan.target)
@@ -117,6 +117,7 @@ def _work(
     """
     llm = LLM(
         plan.target,
+        use_tqdm=False,
         max_num_seqs=plan.batch,
         dtype=plan.dtype,
         device=plan.device,

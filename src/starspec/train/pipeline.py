@@ -37,7 +37,7 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     Effects: in `plan.out` the checkpoint, its model card and its curves, renewed during the training; in
         `plan.out/work` what a resumed start needs.
     Raises: ConfigError if there are no prompts or none fits, if what is to be gone on with is damaged or was made for
-        something else, or if a file cannot be written; ModelError if the target cannot be read.
+        something else; OutputError if a file cannot be written; ModelError if the target cannot be read.
     """
     begun = time.monotonic()
     if plan.num_threads is not None:
@@ -219,7 +219,7 @@ def _export(
 ) -> None:
     """Effects: writes checkpoint, card and curves, each atomically.
 
-    Raises: ConfigError if one cannot be written.
+    Raises: OutputError if one cannot be written.
     """
     with writing(out):
         write_head(out, head.weights(draft_token_ids), _json_of(report))

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from starspec.errors import ConfigError
 from starspec.harness.provenance import Provenance
 from starspec.train.evaluate import ChainAcceptance
 from starspec.train.trainer import TrainingProgress, TrainingStage
@@ -104,7 +103,7 @@ SMOOTHED = 20  # steps that one point of the loss is the mean of
 def draw_curves(progress: TrainingProgress, path: Path) -> None:
     """Save both panels. Nothing is drawn without matplotlib.
 
-    Raises: ConfigError if the file cannot be written.
+    Raises: OSError if the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
@@ -125,10 +124,7 @@ def draw_curves(progress: TrainingProgress, path: Path) -> None:
     right.set_xlabel("step")
     right.set_ylabel("tokens a round, chain of 4, held-out")
     right.grid(alpha=0.3)
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise ConfigError(f"'{path}' cannot be written: {error.strerror}") from error
+    figure.savefig(path, dpi=120)
 
 
 def _means(values: Sequence[float]) -> list[float]:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from starspec.errors import ConfigError
+from starspec.errors import ConfigError, OutputError
 from starspec.train.features import Text, batches_of, collate
 from starspec.train.head import TrainedHead
 from starspec.train.loss import soft_cross_entropy, step_weights, target_distribution
@@ -169,7 +169,7 @@ class Trainer:
         try:
             saving(self.progress)
         except BaseException:
-            with contextlib.suppress(ConfigError):  # the error of measuring is the one to report
+            with contextlib.suppress(OutputError):  # the error of measuring is the one to report
                 self.save()
             raise
         self.save()
@@ -247,7 +247,7 @@ class Trainer:
     def save(self) -> None:
         """Effects: writes `state.safetensors` with its JSON atomically.
 
-        Raises: ConfigError if it cannot be written.
+        Raises: OutputError if it cannot be written.
         """
         tensors = {f"head.{name}": value.detach().cpu().contiguous() for name, value in self.head.state_dict().items()}
         for number, state in self.optimizer.state_dict()["state"].items():

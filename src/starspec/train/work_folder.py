@@ -14,7 +14,7 @@ from types import FrameType
 
 from safetensors import SafetensorError
 
-from starspec.errors import ConfigError
+from starspec.errors import ConfigError, OutputError
 from starspec.models.loading.transformers_calls import first_line
 
 
@@ -52,14 +52,14 @@ def stage_folder(path: Path, made_for: Mapping[str, object]) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an error of writing a file, such as a full disk, into a ConfigError.
+    """Turn an error of writing a file, such as a full disk, into one sentence.
 
-    Raises: ConfigError for an OSError or a SafetensorError inside.
+    Raises: OutputError for an OSError or a SafetensorError inside.
     """
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"'{path}' cannot be written: {_reason(error)}") from error
+        raise OutputError(f"'{path}' cannot be written: {_reason(error)}") from error
 
 
 def _reason(error: OSError | SafetensorError) -> str:

@@ -47,12 +47,12 @@ class _Bench:
         num_rows = max(method.num_rows for method in methods)
         models = replace(models, max_model_len=plan.max_model_len)
         self.plan = plan
-        self.workbench = Workbench(models.target_config(num_rows))
         self.speculative = models.speculative(
             num_speculative_tokens=plan.num_draft_tokens,
             draft_p_min=plan.draft_p_min,
             disable_by_batch_size=plan.disable_by_batch_size,
         )
+        self.workbench = Workbench(models.target_config(num_rows), self.speculative)
         # a prefilled prompt keeps its row; a sequence that ends first must not free the row of the next one
         like_target = replace(self.workbench.config, num_rows=max(num_rows, 2 * plan.num_prompts))
         self.hub = LocalHub(like_target, self.workbench.runner.info, self.speculative, self.workbench.tokenizer)

@@ -141,7 +141,7 @@ def measure_pair(
 def _load(
     models: ModelPair, prompt_files: Sequence[Sequence[Prompt]], plan: PairPlan, advance: Callable[[str], None]
 ) -> _Bench:
-    workbench = Workbench(models.target_config(MAX_BATCH_SIZE))
+    workbench = Workbench(models.target_config(MAX_BATCH_SIZE), models.speculative())
     jobs, batch_jobs = (
         workbench.jobs(_share(prompt_files, num), GREEDY, plan.max_tokens)
         for num in (plan.num_prompts, plan.num_batch_prompts)

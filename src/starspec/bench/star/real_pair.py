@@ -12,7 +12,7 @@ from typing import Any, Final
 from starspec.bench.star.processes import Turn, attached
 from starspec.bench.star.serving import Served, StarTargets, serve_turn
 from starspec.bench.star.traces import draw_traces, trace_turn
-from starspec.config import HubConfig, ModelConfig, RunAhead
+from starspec.config import HubConfig, ModelConfig, RunAhead, SpeculativeConfig
 from starspec.engine.engine import TargetEngine
 from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
 from starspec.harness.decode import Job, decode
@@ -20,6 +20,7 @@ from starspec.harness.figures import require_matplotlib
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
 from starspec.harness.table import Block, Column, Table, ratio_lines
+from starspec.local_star import check_drafts
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
@@ -79,10 +80,11 @@ def measure_real_pair(
     Args:
         advance: called with what is about to be measured.
         traces: folder for a trace of one turn of each kind and a picture of them; None = no traces.
-    Raises: PeerLost if a process dies or hangs; ConfigError if traces cannot be drawn or written.
+    Raises: as check_drafts; PeerLost if a process dies or hangs; ConfigError if traces cannot be drawn; OutputError.
     """
     if traces is not None:
         require_matplotlib()
+    check_drafts(target, SpeculativeConfig(model=draft.model, quantization=draft.quantization))
     chosen = spread(prompts, plan.num_prompts)
     served: dict[tuple[RunAhead, int], list[Served]] = {setting: [] for setting in plan.settings}
     with StarTargets(1, target, partial(run_pair_target, prompts=chosen, max_tokens=plan.max_tokens)) as targets:

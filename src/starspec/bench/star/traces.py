@@ -38,7 +38,7 @@ def trace_turn(
     """
     with tempfile.TemporaryDirectory(prefix="starspec-trace-") as folder:
         serve_turn(draft, config, targets, num_targets, replace(turn, trace_folder=Path(folder)))
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         merge(sorted(Path(folder).iterdir()), path)
 
 

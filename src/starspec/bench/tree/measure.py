@@ -92,7 +92,7 @@ class _Bench:
     """The loaded models: one hub, with a link for each shape."""
 
     def __init__(self, models: ModelPair, shapes: Sequence[DraftBudget]) -> None:
-        self.workbench = Workbench(models.target_config())
+        self.workbench = Workbench(models.target_config(), models.speculative())
         self.hub = LocalHub(
             models.target_config(), self.workbench.runner.info, models.speculative(), self.workbench.tokenizer
         )

@@ -27,6 +27,7 @@ from starspec.harness.decode import Advance
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report, Spread
 from starspec.harness.table import Block, Column, Table, ratio_lines, share
+from starspec.local_star import check_drafts
 from starspec.models.loading.tokenizer import load_tokenizer
 
 
@@ -74,9 +75,11 @@ def measure_vllm(
     Args:
         prompt_files: `plan.num_prompts` of each are used, evenly spread.
     Yields: the report so far, after each rival: the whole takes hours and may be interrupted.
-    Raises: PeerLost if a server or the hub does not come up, or a request fails; ConfigError as VllmServer.
+    Raises: as check_drafts; PeerLost if a server or the hub does not come up, or a request fails; ConfigError as
+        VllmServer.
     """
     tokenizer = load_tokenizer(models.target)
+    check_drafts(models.target_config(), models.speculative(), tokenizer)
     chosen = [prompt for file in prompt_files for prompt in spread(file, plan.num_prompts)]
     prompts = [prompt_token_ids(tokenizer, prompt) for prompt in chosen]
     plain_answers: list[VllmAnswer] = []

@@ -10,15 +10,16 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from starspec.config import ModelConfig
-from starspec.errors import ModelError
+from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.errors import ConfigError, ModelError
 from starspec.models.heads.checkpoint import read_head
 from starspec.models.heads.head import EagleHead
-from starspec.models.heads.spec import HeadWeights, TargetShape
+from starspec.models.heads.spec import HeadSpec, HeadWeights, TargetShape
 from starspec.models.linear.packer import make_packer
 from starspec.models.linear.switching import RowLimit
 from starspec.models.loading.config_json import read_config
-from starspec.models.loading.locate import is_synthetic, locate
+from starspec.models.loading.locate import folder_name, is_synthetic, locate
+from starspec.models.loading.progress import report
 from starspec.models.loading.tensors import UNREADABLE, tensor_files
 from starspec.models.loading.transformers_calls import as_model_error, first_line
 
@@ -84,6 +85,7 @@ def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] 
         config = replace(config, dtype="bfloat16")
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    report(f"reading {folder_name(config.model)}")
     tensors = TargetTensors.of(target)
     weights = with_borrowed(read_head(config.model, target=tensors.shape, feature_layers=feature_layers), tensors)
     # Two packers, because a layer may have as many outputs as the draft vocabulary has tokens. Inputs are not rounded:
@@ -92,6 +94,21 @@ def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] 
     pack = make_packer(config, None, limit, rounds_inputs=False)
     pack_logits = make_packer(config, weights.spec.draft_vocab_size, limit, rounds_inputs=False)
     return EagleHead(weights, config, Path(config.model).name, pack, pack_logits)
+
+
+def check_head(head: str, target: str, speculative: SpeculativeConfig) -> None:
+    """Check a head against its target and the config that names it, without the target's weights.
+
+    Raises: ModelError as `load_head`; ConfigError if it is a head of another method.
+    """
+    shape = TargetTensors.of(target).shape
+    check_method(head, read_head(head, target=shape, feature_layers=speculative.feature_layers).spec, speculative)
+
+
+def check_method(head: str, spec: HeadSpec, speculative: SpeculativeConfig) -> None:
+    """Raises: ConfigError if the config names another method than the head is of."""
+    if speculative.traits.reads_features and speculative.method != spec.method:
+        raise ConfigError(f"'{head}' is a head of method '{spec.method}', not '{speculative.method}'")
 
 
 def with_borrowed(weights: HeadWeights, target: TargetTensors) -> HeadWeights:

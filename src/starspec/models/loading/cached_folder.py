@@ -38,7 +38,11 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
             partial = folder.with_name(folder.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            make(partial)
+            try:
+                make(partial)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)  # gigabytes, perhaps, and the disk may be full
+                raise
             partial.rename(folder)
     return folder
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from starspec.errors import ModelError
-from starspec.models.loading.transformers_calls import as_model_error
+from starspec.models.loading.transformers_calls import as_model_error, import_config_checks
 
 MIN_MODEL_LEN: Final = 16  # positions; a model made for fewer cannot even hold a prompt
 ROPE_NUMBERS: Final = (
@@ -41,6 +41,7 @@ def read_config(model: str, folder: Path) -> Any:
     from transformers import AutoConfig  # noqa: PLC0415 (a second to import)
 
     check_config_json(model, folder)
+    import_config_checks()
     with as_model_error(f"the config.json of '{model}' cannot be read"):
         return AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
 

@@ -18,6 +18,20 @@ from torch import Tensor, nn
 from starspec.models.loading.tensors import UNREADABLE, tensor_files
 
 
+class _Linear(nn.Linear):
+    """Without first numbers, as `_Embedding`."""
+
+    def reset_parameters(self) -> None:
+        return
+
+
+class _Embedding(nn.Embedding):
+    """Without first numbers: to draw them on the device "meta" would import torch's compiler, for seconds."""
+
+    def reset_parameters(self) -> None:
+        return
+
+
 class LlamaWeights(nn.Module):
     """The weights of a Llama-family model, in the places where transformers' modules have them. It computes nothing.
 
@@ -29,7 +43,7 @@ class LlamaWeights(nn.Module):
         super().__init__()
         self.config = config
         self.model = _Body(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = _Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
@@ -55,7 +69,7 @@ class LlamaWeights(nn.Module):
 class _Body(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = _Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = _Norm(config.hidden_size, config.rms_norm_eps)
 
@@ -81,10 +95,10 @@ class _Attention(nn.Module):
         self.scaling = self.head_dim**-0.5
         is_qwen2 = config.model_type == "qwen2"  # Qwen2's config does not say which linears have biases
         has_bias = bool(getattr(config, "attention_bias", False))
-        self.q_proj = nn.Linear(hidden_size, num_heads * self.head_dim, bias=has_bias or is_qwen2)
-        self.k_proj = nn.Linear(hidden_size, num_kv_heads * self.head_dim, bias=has_bias or is_qwen2)
-        self.v_proj = nn.Linear(hidden_size, num_kv_heads * self.head_dim, bias=has_bias or is_qwen2)
-        self.o_proj = nn.Linear(num_heads * self.head_dim, hidden_size, bias=has_bias)
+        self.q_proj = _Linear(hidden_size, num_heads * self.head_dim, bias=has_bias or is_qwen2)
+        self.k_proj = _Linear(hidden_size, num_kv_heads * self.head_dim, bias=has_bias or is_qwen2)
+        self.v_proj = _Linear(hidden_size, num_kv_heads * self.head_dim, bias=has_bias or is_qwen2)
+        self.o_proj = _Linear(num_heads * self.head_dim, hidden_size, bias=has_bias)
         if config.model_type == "qwen3":
             self.q_norm = _Norm(self.head_dim, config.rms_norm_eps)
             self.k_norm = _Norm(self.head_dim, config.rms_norm_eps)
@@ -94,9 +108,9 @@ class _Mlp(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         has_bias = bool(getattr(config, "mlp_bias", False))
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=has_bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=has_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=has_bias)
+        self.gate_proj = _Linear(config.hidden_size, config.intermediate_size, bias=has_bias)
+        self.up_proj = _Linear(config.hidden_size, config.intermediate_size, bias=has_bias)
+        self.down_proj = _Linear(config.intermediate_size, config.hidden_size, bias=has_bias)
 
 
 class _Norm(nn.Module):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 import torch
 
 from starspec.config import DEFAULT_MAX_MODEL_LEN, ModelConfig
 from starspec.errors import ConfigError, ModelError
+from starspec.models.attention.rotary import check_rotary
 from starspec.models.fused import FUSED_FAMILIES, FusedRunner, why_not_fused
 from starspec.models.graphs.cuda import StepGraphs
 from starspec.models.linear.packer import make_packer
@@ -18,14 +19,17 @@ from starspec.models.loading.config_json import check_length, read_config
 from starspec.models.loading.device import take_device
 from starspec.models.loading.llama_checkpoint import read_llama_checkpoint
 from starspec.models.loading.locate import folder_name, is_synthetic, locate
+from starspec.models.loading.progress import counted, counting, report
 from starspec.models.loading.supported import check_class, check_config, model_length, require_plain_attention
 from starspec.models.loading.tensors import check_finite
 from starspec.models.loading.tokenizer import eos_token_ids, load_tokenizer
-from starspec.models.loading.transformers_calls import as_model_error
+from starspec.models.loading.transformers_calls import as_model_error, naming
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import LoadedRunner, ModelInfo
 
 log = structlog.get_logger()
+
+LINEARS_OF_LAYER: Final = 4  # of the fused path: query, key and value are one, gate and up another
 
 
 def load_runner(config: ModelConfig) -> LoadedRunner:
@@ -44,23 +48,68 @@ def load_runner(config: ModelConfig) -> LoadedRunner:
         from starspec.models.synthetic.runner import SyntheticRunner  # noqa: PLC0415 (real models do without)
 
         return SyntheticRunner.from_config(config)
+    with naming(config.model, folder_name(config.model)):
+        return _load(config)
+
+
+def _load(config: ModelConfig) -> LoadedRunner:
+    report(_reading(config))
+    found = _find(config)
+    is_fused = config.fused and why_not_fused(found.config) is None
+    model: Any = read_llama_checkpoint(found.folder, found.config, getattr(torch, config.dtype)) if is_fused else None
+    if model is None:
+        model = _read_with_transformers(config, found.folder, found.config)
+    _check_weights(model, config)
+    model = model.to(found.device)
+    info = _info(model, config, found.folder, found.max_model_len)
+    make = _fused_runner if is_fused else _hf_runner
+    return make(model, config, found.folder, info)
+
+
+def _reading(config: ModelConfig) -> str:
+    return f"reading {folder_name(config.model)}"
+
+
+def _check_weights(model: Any, config: ModelConfig) -> None:
+    """Raises: as `check_finite`. The weights of the fused path are mapped files: only this reads them from the disk."""
+    num_bytes = sum(each.nbytes for each in model.parameters())
+    sized = ((named, named[1].nbytes) for named in model.named_parameters())
+    check_finite(config.model, counted(_reading(config), sized, num_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A model before its weights are read."""
+
+    device: torch.device
+    folder: Path
+    config: Any  # transformers'
+    max_model_len: int
+
+
+def check_loadable(config: ModelConfig) -> None:
+    """Check what `load_runner` checks before it reads weights. Raises: as `load_runner`."""
+    if is_synthetic(config.model):
+        load_runner(config)  # it has no weights
+    else:
+        with naming(config.model, folder_name(config.model)):
+            _find(config)
+
+
+def _find(config: ModelConfig) -> _Found:
     device = take_device(config.device)
     folder = locate(config.model)
     hf_config = _read_config(config.model, folder)
     max_model_len = _max_model_len(config, hf_config)
     require_plain_attention(config.model, hf_config, max_model_len)
-    is_fused = config.fused and why_not_fused(hf_config) is None
-    model: Any = read_llama_checkpoint(folder, hf_config, getattr(torch, config.dtype)) if is_fused else None
-    if model is None:
-        model = _read_with_transformers(config, folder, hf_config)
-    check_finite(config.model, model.named_parameters())
-    model = model.to(device)
-    info = _info(model, config, folder, max_model_len)
-    return _fused_runner(model, config, folder, info) if is_fused else _hf_runner(model, config, folder, info)
+    check_rotary(hf_config)
+    return _Found(device, folder, hf_config, max_model_len)
 
 
 def _fused_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -> LoadedRunner:
-    runner = FusedRunner(model, config, info, make_packer(config, info.vocab_size))
+    num_linears = LINEARS_OF_LAYER * info.num_layers + 1  # and the one that gives the logits
+    pack = counting(f"packing {folder_name(config.model)}", make_packer(config, info.vocab_size), num_linears)
+    runner = FusedRunner(model, config, info, pack)
     if runner.cache.device.type == "cuda" and not config.enforce_eager:
         runner.graphs = StepGraphs(runner.run, runner.cache, runner.num_heads)
     return _settled(runner, config, folder)
@@ -72,8 +121,11 @@ def _hf_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -
     from starspec.models.numerics import reference_logits as reference  # noqa: PLC0415 (these import transformers)
 
     if config.fused or config.quantization != "none":
-        swap_linears(model, make_packer(config, info.vocab_size))
+        num_linears = sum(isinstance(each, torch.nn.Linear) for each in model.modules())
+        pack = counting(f"packing {folder_name(config.model)}", make_packer(config, info.vocab_size), num_linears)
+        swap_linears(model, pack)
     info = replace(info, num_weight_bytes=num_step_bytes(model))
+    report(f"checking {folder_name(config.model)}")
     expected = reference.reference_logits(model)
     with as_model_error(f"'{config.model}' cannot be run over starspec's cache"):
         runner = _settled(TransformersRunner(model, config, info), config, folder)

@@ -13,7 +13,7 @@ from starspec.errors import ModelError, RequestError, VocabularyMismatch
 from starspec.fingerprint import HasVocabulary
 from starspec.models.loading.config_json import check_config_json, read_config
 from starspec.models.loading.locate import is_synthetic, locate
-from starspec.models.loading.transformers_calls import as_model_error, first_line
+from starspec.models.loading.transformers_calls import as_model_error, first_line, import_config_checks
 
 Vocabulary = Mapping[str, int]
 
@@ -37,6 +37,7 @@ def load_tokenizer(model: str) -> Any:
 
     # transformers may accept wrong settings here and fail over them later, when it loads the weights
     check_config_json(model, folder)
+    import_config_checks()  # a tokenizer reads the config, too
     with as_model_error(f"'{model}' has no tokenizer that can be read"):
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import sys
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, Final
 
 from starspec.errors import ModelError, StarspecError
 
+CONFIG_CHECKS: Final = "transformers.utils.type_validators"
+REPORT: Final = re.compile(r"\s*For details look at .*above report!")  # which transformers logs, and we do not
 MAX_QUOTED_CHARS = 200  # of a foreign error message that is quoted
 
 
@@ -45,9 +51,51 @@ def as_model_error(complaint: str) -> Iterator[None]:
             raise ModelError(f"{complaint}: {first_line(error)}") from error
 
 
+def import_config_checks() -> None:
+    """Import what checks the values of configs, without the activation functions, which draw in torch's compiler.
+
+    That takes four seconds of a processor in each process. transformers does the same where there is no torch; then it
+    does not check the name of an activation function. Whoever builds the model would not find it.
+
+    Effects: none if transformers has imported it already, or if a later transformers has no such module.
+    """
+    from transformers.utils import import_utils  # noqa: PLC0415 (a second to import)
+
+    if CONFIG_CHECKS in sys.modules:
+        return
+    try:
+        for name in ("tokenization_utils_base", "video_utils", "utils.generic"):  # they look for torch themselves
+            import_module(f"transformers.{name}")
+        is_available = import_utils.is_torch_available
+        import_utils.is_torch_available = lambda: False
+        try:
+            checks: Any = import_module(CONFIG_CHECKS)
+        finally:
+            import_utils.is_torch_available = is_available
+    except ImportError:
+        return
+    checks.is_torch_available, checks.torch = is_available, import_module("torch")
+
+
+@contextlib.contextmanager
+def naming(model: str, name: str) -> Iterator[None]:
+    """Put the model in front of a ModelError that does not name it: it was raised where only the model's code is known.
+
+    Args:
+        model: as the user named it.
+        name: the part of it by which a sentence is known to name it.
+    """
+    try:
+        yield
+    except ModelError as error:
+        if name in str(error):
+            raise
+        raise ModelError(f"'{model}' is not supported: {error}") from error
+
+
 def first_line(error: BaseException) -> str:
     """The message of a foreign error, shortened to one line that fits into a sentence."""
-    text = str(error).strip() or type(error).__name__
+    text = REPORT.sub("", str(error)).strip() or type(error).__name__
     line = text.splitlines()[0].strip()
     if line.endswith(":"):  # the subject of the message is on the next lines
         line = " ".join(text.split())

@@ -23,12 +23,15 @@ from starspec.cache.ragged import RaggedCache
 from starspec.models.attention.plan import AttentionMode
 from starspec.models.batch import RowRange
 from starspec.models.loading.device import is_accelerator
+from starspec.models.loading.progress import report
 from starspec.models.numerics.ragged_attention import attention_is_invariant
 from starspec.models.numerics.row_counts import invariant_rows, quickest_rows
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import Segment
 
 PROMPT_LEN: Final = 60  # of the prompt whose continuation the model is tried with
+STAGE: Final = "probing the kernels"
+NUM_PARTS: Final = 3  # linears, attention with the model, and how long forwards take
 CHAIN_LEN: Final = 5  # long enough to cross a key block
 ABOUT_MODE: Final = {
     AttentionMode.TOGETHER: "; sequences of about one length attend together",
@@ -44,15 +47,19 @@ def settle_numerics(runner: PackedRunner) -> None:
     """
     cache = runner.cache
     free = runner.rows
+    report(STAGE, 0, NUM_PARTS)
     rows = invariant_rows(runner.step_linears, cache.dtype, cache.device)
     culprit = "linears"
+    report(STAGE, 1, NUM_PARTS)
     if rows is not None:
         runner.rows = rows
         culprit = _settle_attention(runner)
+    report(STAGE, 2, NUM_PARTS)
     if not runner.is_invariant:
         runner.rows = free  # padding and splitting would cost time for nothing
     elif cache.device.type == "cpu":
         runner.rows = quickest_rows(runner.step_linears, runner.rows, cache.dtype)
+    report(STAGE, NUM_PARTS, NUM_PARTS)
     runner.numerics_report = (
         f"{_kernels(cache)}: {_finding(rows, runner.attention_mode, culprit)}{_width(runner, rows)}"
     )

@@ -82,8 +82,13 @@ class SyntheticRunner:
     @classmethod
     def from_config(cls, config: ModelConfig) -> SyntheticRunner:
         """Raises: ConfigError if the name has an error, or if the config asks for quantization or a device."""
-        if config.quantization != "none" or config.device != "cpu":
-            raise ConfigError("a synthetic model has no weights to quantize or to put on a device")
+        if config.quantization != "none":
+            raise ConfigError(
+                f"'{config.model}' has no weights to quantize to {config.quantization}: give quantization none, "
+                "as with --draft-quantization none"
+            )
+        if config.device != "cpu":
+            raise ConfigError(f"'{config.model}' has no weights to put on '{config.device}': give device cpu")
         max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
         return cls(
             parse_synthetic(config.model),
