@@ -50,10 +50,10 @@ def star(
             QUICK,
             TRACED,
             StarPlan,
-            blocks,
             measure_star,
             trace_star,
         )
+        from starspec.bench.star.tables import blocks  # noqa: PLC0415
 
         plan = replace(QUICK if quick else StarPlan(), slow_motion=slow_motion)
         bar.begin("serving", plan.num_turns + (len(TRACED) if traces else 0))

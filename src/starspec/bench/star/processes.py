@@ -53,7 +53,7 @@ class TargetTimes:
     num_rounds: int
     num_proposals: int  # with at least one token
     seconds: float
-    wait_s: float  # T_wait, a round
+    wait_s: float  # the hub's response time, a round
     link_s: float  # t_c, a round
 
     @property

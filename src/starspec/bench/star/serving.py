@@ -131,12 +131,17 @@ class Served:
 
     @property
     def queue_ms(self) -> float:
-        """How long a request waits at the hub before it is served."""
+        """T_wait: how long a request waits in the hub's buffer before it is served."""
         return self._modelled_ms(self.hub.queue.of_all)
 
     @property
+    def idle_ms(self) -> float:
+        """T_idle between two requests, as in StarSD's Table 1. Equation 9's, of an iteration, is N times as long."""
+        return self._modelled_ms(self.hub.idle_per_request_s)
+
+    @property
     def wait_ms(self) -> float:
-        """T_wait, a round."""
+        """The hub's response time, as a round of a target waits for it. Not T_wait."""
         return self._modelled_ms(mean(each.wait_s for each in self.targets))
 
     @property
