@@ -237,9 +237,7 @@ class HubStats:
     num_leases_expired: int = 0
     num_refused: int = 0  # handshakes
     num_dropped: int = 0  # messages to targets that are gone or do not read
-    load: float = (
-        0.0  # draft time / (draft time + idle time) over the last seconds; other time of the loop is in neither
-    )
+    load: float = 0.0  # draft time / (draft time + idle time) over the last seconds; other time is in neither
     proposals_per_s: float = 0.0  # R_q over the last seconds
     num_admitted: int = 0  # targets that are admitted, if admission is on
     num_full: int = 0  # N_full (eq. 12); 0 = not known
