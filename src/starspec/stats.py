@@ -241,7 +241,7 @@ class HubStats:
     proposals_per_s: float = 0.0  # R_q over the last seconds
     num_admitted: int = 0  # targets that are admitted, if admission is on
     num_full: int = 0  # N_full (eq. 12); 0 = not known
-    num_max: int = 0  # N_max (section 4.2), if admission is on; 0 = not known
+    num_max: int = 0  # N_max (section 4.2), whether admission enforces it or not; 0 = not known
     num_declined: int = 0  # times that a tag was declined because there was no room
     num_rationed: int = 0  # requests that got an empty proposal because of a rate limit
     fairness: float = 1.0  # Jain's index over targets' draft tokens of the last seconds, by weight

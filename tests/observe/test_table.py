@@ -29,7 +29,14 @@ def target_status(name: str, *, is_draft_connected: bool = True) -> TargetStatus
 HUB = HubStatus(
     "toy-draft",
     HubStats(
-        load=0.634, idle_s=4.21, idle_per_request_s=0.0098, queue=Mean(0.0005, 1), t_s=Mean(0.0081, 1), num_tags=5
+        load=0.634,
+        idle_s=4.21,
+        idle_per_request_s=0.0098,
+        queue=Mean(0.0005, 1),
+        t_s=Mean(0.0081, 1),
+        num_targets=2,
+        num_full=4,
+        num_tags=5,
     ),
 )
 STATES = {"hub": "starting", "target-0": "ready", "target-1": "waiting to restart", "gateway": "ready"}
@@ -55,10 +62,9 @@ def test_eighty_columns_are_enough_for_every_name_and_number() -> None:
 
 
 def test_the_hub_shows_its_load_and_idle_time() -> None:
-    text = shown(StatusSnapshot((), HUB))
-    assert "toy-draft: load 63%, T_wait 0.5 ms, T_idle 9.8 ms a request, 4.2 s in all, t_s 8.1 ms" in " ".join(
-        text.split()
-    )
+    text = " ".join(shown(StatusSnapshot((), HUB)).split())
+    assert "toy-draft: load 63%, T_wait 0.5 ms, T_idle 9.8 ms a request, 4.2 s in all, t_s 8.1 ms" in text
+    assert "2 targets (N_full 4, N_max -), 5 tags" in text
 
 
 def test_a_hub_that_runs_ahead_shows_what_that_saves() -> None:

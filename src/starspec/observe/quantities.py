@@ -161,7 +161,12 @@ HUB_GAUGES: Final[tuple[Hub, ...]] = (
     Hub("hub_row_fill", "Share of the leased rows that tokens take; the rest is unused.", lambda h: h.stats.row_fill),
     Hub("hub_admitted", "Targets that are admitted, if admission is on.", lambda h: h.stats.num_admitted),
     Hub("hub_n_full", "N_full: targets that leave a hub no idle time; 0 = not known.", lambda h: h.stats.num_full),
-    Hub("hub_n_max", "N_max: targets that can all gain, and have rows; 0 = not known.", lambda h: h.stats.num_max),
+    Hub(
+        "hub_n_max",
+        "N_max: targets that can all gain, and have rows; 0 = not known. Only --admission n_max enforces it, and lets "
+        "targets measure their plain speed; else a plain token is taken to last as long as a proposal is away.",
+        lambda h: h.stats.num_max,
+    ),
     Hub("hub_fairness", "Jain's index over targets' draft tokens of the last seconds.", lambda h: h.stats.fairness),
 )
 

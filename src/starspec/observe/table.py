@@ -83,8 +83,14 @@ def _hub_text(status: HubStatus | None, state: str) -> str:
         f"{status.draft_name}: load {stats.load:.0%}, T_wait {_ms(stats.queue.value)} ms, {idle}, "
         f"t_s {_ms(stats.t_s.value)} ms, "
         f"{ahead}{stats.sequences_per_step.value:.1f} sequences a draft step, "
-        f"{stats.num_targets} targets, {stats.num_tags} tags"
+        f"{stats.num_targets} targets (N_full {_count(stats.num_full)}, N_max {_count(stats.num_max)}), "
+        f"{stats.num_tags} tags"
     )
+
+
+def _count(number: int) -> str:
+    """0 = not known."""
+    return str(number or UNKNOWN)
 
 
 def _ms(seconds: float) -> str:
