@@ -21,6 +21,7 @@ from starspec.bench.star.async_pair import (
 from starspec.bench.star.measure import StarPlan, measure_star, trace_star
 from starspec.bench.star.processes import TargetTimes, Turn
 from starspec.bench.star.real_pair import RealPairPlan, measure_real_pair
+from starspec.bench.star.real_star import RealStarPlan, StepTimes, measure_real_star
 from starspec.bench.star.serving import Served, StolenTime
 from starspec.bench.star.traces import GIVEN_UP, HUB, STEP, VERIFY, read_trace
 from starspec.config import HubConfig, ModelConfig
@@ -135,6 +136,42 @@ def test_a_pair_of_any_models_decodes_the_same_requests_with_each_setting(tmp_pa
         assert (row.hit_rate > 0) == (row.run_ahead != "off")
     assert report.ratios.keys() == {"chain_vs_off", "outcomes_vs_off"}
     assert {each.name for each in tmp_path.iterdir()} == {"off.json", "chain.json", "outcomes.json", "traces.png"}
+
+
+def test_a_star_of_any_models_is_served_beside_what_its_step_times_predict() -> None:
+    """Real models are loaded the same way; these take no time to load."""
+    target, draft = (
+        ModelConfig(model=f"synthetic:role={role},alpha=0.9,step_ms={step_ms}", num_rows=1, num_threads=1)
+        for role, step_ms in (("target", 10), ("draft", 2))
+    )
+    plan = RealStarPlan(
+        num_targets=(1, 2),
+        num_prompts=2,
+        max_tokens=24,
+        num_repeats=1,
+        warm_up_s=0.2,
+        seconds=1.0,
+        predicted_seconds=1.0,
+    )
+    turns: list[str] = []
+    report = measure_real_star(target, draft, own_prompts(), plan, turns.append)
+    assert len(turns) == plan.num_turns
+    assert [(row.num_targets, row.service) for row in report.rows] == [
+        (num, service) for num in (1, 2) for service in ("plain", "one at a time", "batched")
+    ]
+    for row in report.rows:
+        assert row.tokens_per_s > 0
+        assert (row.predicted_tokens_per_s is None) == (row.vs_plain is None) == (row.service == "plain")
+
+
+def test_a_star_is_predicted_from_the_times_and_the_acceptance_of_one_target() -> None:
+    times = StepTimes(draft_ms=2.0, plain_ms=10.0, verify_ms=13.0, tokens_per_round=2.533, num_draft_tokens=3)
+    assert times.alpha == pytest.approx(0.7, abs=1e-3), "1 + 0.7 + 0.49 + 0.343 = 2.533"
+    target, draft = (parse_synthetic(times.model(role).model) for role in ("target", "draft"))
+    assert target.forward_s(1, 4) == pytest.approx(0.013)
+    assert target.forward_s(1, 1) == pytest.approx(0.010)
+    assert draft.forward_s(1, 1) == pytest.approx(0.002)
+    assert target.alpha == draft.alpha
 
 
 def test_a_disturbed_turn_is_served_again_and_the_quietest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
