@@ -28,6 +28,7 @@ from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.model_pair import ModelPair
 from starspec.harness.report import percentile, write_report
 from starspec.harness.workbench import GREEDY, Workbench
+from starspec.models.loading.tokenizer import prompt_ids_of_chat
 from starspec.models.padded import PaddedRunner
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import BatchStats
@@ -354,14 +355,27 @@ def test_exspec_without_a_bound_is_a_method_beside_exspec_with_it() -> None:
 
 def test_conversations_are_asked_turn_by_turn_with_plain_answers_between(tiny_folder: Path) -> None:
     bench = Workbench(ModelConfig(model=str(tiny_folder), dtype="float32", num_rows=2, max_model_len=128))
-    prompts = [Prompt("one", "plain", "The ships", ("And then?",)), Prompt("two", "plain", "Rivers")]
+    tokenizer = bench.tokenizer
+    prompts = [
+        Prompt("one", "plain", "w10 w11", ("w12",)),
+        Prompt("two", "chat", "w20", ("w21", "w22")),
+        Prompt("three", "chat", "w30"),
+    ]
     jobs = {job.name: job for job in conversation_jobs(bench, prompts, GREEDY, 4, 60)}
-    assert jobs.keys() == {"one/1", "one/2", "two/1"}
-    (answer,) = decode(make_engine(bench.runner, bench.tokenizer, NoDrafts()), [jobs["one/1"]], batch_size=1)
-    answered = bench.tokenizer.decode(answer.token_ids, skip_special_tokens=True)
-    text = bench.tokenizer.decode(jobs["one/2"].prompt_token_ids)
-    assert text.index("The ships") < text.index(answered) < text.index("And then?")
-    assert {job.name for job in conversation_jobs(bench, prompts, GREEDY, 4, 5)} < jobs.keys(), "too long"
+    assert jobs.keys() == {"one/1", "one/2", "two/1", "two/2", "two/3", "three/1"}
+    first = [jobs["one/1"], jobs["two/1"]]
+    answers = decode(make_engine(bench.runner, tokenizer, NoDrafts()), first, batch_size=1)
+    one, two = (tokenizer.decode(answer.token_ids, skip_special_tokens=True) for answer in answers)
+    assert list(jobs["one/2"].prompt_token_ids) == tokenizer.encode(f"w10 w11{one}\nw12")
+    chat = [
+        {"role": "user", "content": "w20"},
+        {"role": "assistant", "content": two},
+        {"role": "user", "content": "w21"},
+    ]
+    assert list(jobs["two/2"].prompt_token_ids) == prompt_ids_of_chat(tokenizer, chat)
+    longest = len(jobs["two/2"].prompt_token_ids)
+    kept = {job.name for job in conversation_jobs(bench, prompts, GREEDY, 4, longest)}
+    assert kept == jobs.keys() - {"two/3"}, "which would be longer"
 
 
 def test_a_method_of_exspec_never_has_fixed_batches() -> None:

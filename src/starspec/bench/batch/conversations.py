@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starspec.engine.drafts import NoDrafts
-from starspec.harness.datasets import Prompt, prompt_token_ids
+from starspec.harness.datasets import CONTINUED, Prompt, prompt_token_ids
 from starspec.harness.decode import Job, decode, make_engine
 from starspec.harness.workbench import Sampling, Workbench
 from starspec.models.loading.tokenizer import prompt_ids_of_chat
@@ -24,7 +24,7 @@ SHUFFLE_SEED = 0
 @dataclass(slots=True)
 class _Conversation:
     prompt: Prompt
-    text: str = ""  # without a chat template: all turns so far
+    text: str = ""  # all turns so far, for text to continue and for models without a chat template
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def ask(self, tokenizer: Any, turn: int) -> list[int]:
@@ -35,9 +35,9 @@ class _Conversation:
             return prompt_token_ids(tokenizer, self.prompt)
         self.text += f"\n{said}"
         self.messages.append({"role": "user", "content": said})
-        if tokenizer.chat_template:
-            return prompt_ids_of_chat(tokenizer, self.messages)
-        return list(tokenizer.encode(self.text))
+        if self.prompt.category == CONTINUED or not tokenizer.chat_template:
+            return list(tokenizer.encode(self.text))
+        return prompt_ids_of_chat(tokenizer, self.messages)
 
     def hear(self, answer: str) -> None:
         self.text += answer
