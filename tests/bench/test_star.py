@@ -164,6 +164,23 @@ def test_a_star_of_any_models_is_served_beside_what_its_step_times_predict() -> 
         assert (row.predicted_tokens_per_s is None) == (row.vs_plain is None) == (row.service == "plain")
 
 
+def test_a_head_drafts_for_a_star_too(headed: tuple[str, str]) -> None:
+    target, head = (ModelConfig(model=model, dtype="float32", num_rows=1, num_threads=1) for model in headed)
+    plan = RealStarPlan(
+        num_targets=(1,),
+        num_draft_tokens=2,
+        num_prompts=2,
+        max_tokens=24,
+        num_repeats=1,
+        warm_up_s=0.3,
+        seconds=1.5,
+        predicted_seconds=0.5,
+    )
+    _, single, batched = measure_real_star(target, head, own_prompts(), plan, lambda _: None).rows
+    assert single.proposals_per_s > 0
+    assert batched.tokens_per_round > 1
+
+
 def test_a_star_is_predicted_from_the_times_and_the_acceptance_of_one_target() -> None:
     times = StepTimes(draft_ms=2.0, plain_ms=10.0, verify_ms=13.0, tokens_per_round=2.533, num_draft_tokens=3)
     assert times.alpha == pytest.approx(0.7, abs=1e-3), "1 + 0.7 + 0.49 + 0.343 = 2.533"

@@ -19,9 +19,9 @@ from starspec.harness.decode import Job
 from starspec.harness.star import DEADLINE_S, IDLE_WAIT_S, await_hub, connected_target, hub_loop
 from starspec.hub.build import load_drafter, suited_to
 from starspec.ids import RequestId, Tag, TargetId
-from starspec.models.heads.resolve import resolve_draft
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
+from starspec.models.resolve import resolve_draft
 from starspec.models.runner import BatchRunner
 from starspec.models.synthetic.spec import parse_synthetic
 from starspec.observe.trace import Trace

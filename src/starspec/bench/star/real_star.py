@@ -232,7 +232,7 @@ def _row(service: str, num: int, served: Turns, predicted: Turns) -> RealStarRow
         predicted_tokens_per_s=said,
         vs_predicted=None if said is None else found.tokens_per_s / said,
         proposals_per_s=found.proposals_per_s,
-        proposals_per_s_closed_form=_closed_form(served).rounds_per_s(num) if service == SINGLE else None,
+        proposals_per_s_closed_form=_said(served, num) if service == SINGLE else None,
         tokens_per_round=found.tokens_per_round,
         load=found.hub.load,
         step_ms=found.layer_ms,
@@ -244,11 +244,14 @@ def _row(service: str, num: int, served: Turns, predicted: Turns) -> RealStarRow
     )
 
 
-def _closed_form(served: Turns) -> ClosedForm:
-    """By the S and Z of the smallest star."""
+def _said(served: Turns, num_targets: int) -> float | None:
+    """R_q by the S and Z of the smallest star; None if it got no proposal."""
     least = min(num for _, num in served)
     alone = _median(served[SINGLE, least])
-    return ClosedForm(alone.service_ms, least * 1e3 / alone.proposals_per_s - alone.service_ms)
+    if not alone.proposals_per_s:
+        return None
+    form = ClosedForm(alone.service_ms, least * 1e3 / alone.proposals_per_s - alone.service_ms)
+    return form.rounds_per_s(num_targets)
 
 
 COLUMNS = (
