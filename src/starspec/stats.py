@@ -175,7 +175,7 @@ class TargetStats:
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
     t_v: Mean = field(default_factory=Mean)  # one forward and its verification
     t_c: Mean = field(default_factory=Mean)  # round trip without the hub's queue and service time
-    wait: Mean = field(default_factory=Mean)  # T_wait: waiting for proposals, per round
+    wait: Mean = field(default_factory=Mean)  # the hub's response time, as a round waits for it: t_c, T_wait and S
     round: Mean = field(default_factory=Mean)  # wait and verify: 1 / R_p while no prompt is prefilled between rounds
     batch: BatchStats = field(default_factory=BatchStats)
     num_rounds: int = 0
@@ -212,12 +212,13 @@ class HubStats:
     num_waiting: int = 0  # length of the global request buffer
     t_s: Mean = field(default_factory=Mean)  # one draft step (one batched forward)
     service: Mean = field(default_factory=Mean)  # S(d) = d t_s (eq. 5): first draft step to proposal
-    queue: Mean = field(default_factory=Mean)  # arrival to first draft step
+    queue: Mean = field(default_factory=Mean)  # T_wait (section 5.2): arrival to first draft step
     max_batch: int = 0  # sequences in the next draft step, at most; 0 = all that wait
     sequences_per_step: Mean = field(default_factory=Mean)
     busy_s: float = 0.0  # total seconds of drafting for waiting requests
     ahead_s: float = 0.0  # total seconds of drafting ahead of verdicts, while no request waited
-    idle_s: float = 0.0  # T_idle: total seconds with tags open and nothing to draft
+    idle_s: float = 0.0  # total seconds with tags open and nothing to draft
+    idle_per_request_s: float = 0.0  # T_idle as in table 1: of these, between two requests; over the last seconds
     num_evictions: int = 0  # rows taken from one tag for another; the hub keeps the token ids of the first
     num_rows_leased: int = 0  # of the cache
     num_rows_free: int = 0
@@ -236,11 +237,11 @@ class HubStats:
     num_leases_expired: int = 0
     num_refused: int = 0  # handshakes
     num_dropped: int = 0  # messages to targets that are gone or do not read
-    load: float = 0.0  # draft time / (draft time + T_idle) over the last seconds; other time of the loop is in neither
+    load: float = 0.0  # draft time / (draft time + idle time) over the last seconds; other time is in neither
     proposals_per_s: float = 0.0  # R_q over the last seconds
     num_admitted: int = 0  # targets that are admitted, if admission is on
     num_full: int = 0  # N_full (eq. 12); 0 = not known
-    num_max: int = 0  # N_max (section 4.2), if admission is on; 0 = not known
+    num_max: int = 0  # N_max (section 4.2), whether admission enforces it or not; 0 = not known
     num_declined: int = 0  # times that a tag was declined because there was no room
     num_rationed: int = 0  # requests that got an empty proposal because of a rate limit
     fairness: float = 1.0  # Jain's index over targets' draft tokens of the last seconds, by weight
@@ -249,6 +250,11 @@ class HubStats:
     def hit_rate(self) -> float:
         """The share of verdicts that asked for a proposal and found it ready."""
         return self.num_hits / self.num_outcomes if self.num_outcomes else 0.0
+
+    @property
+    def idle_per_iteration_s(self) -> float:
+        """T_idle as in eq. 9: of an iteration, which serves every tag once."""
+        return self.idle_per_request_s * self.num_tags
 
 
 @dataclass(slots=True, kw_only=True)
@@ -260,7 +266,7 @@ class HubTargetStats:
     num_draft_tokens: int = 0  # of those proposals
     num_verdicts: int = 0  # on proposals with at least one token
     num_accepted_tokens: int = 0  # draft tokens of those that were accepted
-    queue: Mean = field(default_factory=Mean)  # arrival of a request to its first draft step
+    queue: Mean = field(default_factory=Mean)  # T_wait: arrival of a request to its first draft step
     return_time: Mean = field(default_factory=Mean)  # Z = t_c + t_v (eq. 6): a proposal to its verdict
     round: Mean = field(default_factory=Mean)  # one proposal of a sequence, or verdict without one, to the next
 

@@ -10,6 +10,7 @@ import pytest
 
 from starspec import LLM, SamplingParams
 from starspec.bench.batch import measure, methods
+from starspec.bench.batch.conversations import conversation_jobs
 from starspec.bench.batch.measure import BatchPlan, measure_batch, of_context, of_one_length
 from starspec.bench.batch.methods import MethodRun, run_method
 from starspec.bench.batch.plan import METHODS, BatchMethod
@@ -22,11 +23,12 @@ from starspec.engine.engine import TargetEngine
 from starspec.errors import ConfigError
 from starspec.harness.compare import divergences
 from starspec.harness.datasets import Prompt, own_prompts
-from starspec.harness.decode import Job, JobResult
+from starspec.harness.decode import Job, JobResult, decode, make_engine
 from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.model_pair import ModelPair
 from starspec.harness.report import percentile, write_report
 from starspec.harness.workbench import GREEDY, Workbench
+from starspec.models.loading.tokenizer import prompt_ids_of_chat
 from starspec.models.padded import PaddedRunner
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import BatchStats
@@ -338,6 +340,44 @@ def test_sums_keep_the_longest_wait() -> None:
     assert total == BatchStats(num_rounds=2, verify_s=1.0, longest_wait_rounds=5)
 
 
+def test_unless_said_otherwise_there_are_prompts_to_fill_every_window() -> None:
+    assert BatchPlan(batch_sizes=(1, 16)).num_asked == 64
+    assert BatchPlan(batch_sizes=(1, 16), exspec=BatchingConfig(method="exspec", window=40)).num_asked == 40
+    assert BatchPlan(batch_sizes=(1, 16), methods=("ragged", "plain")).num_asked == 32
+    assert BatchPlan(batch_sizes=(1, 16), num_prompts=5).num_asked == 5
+
+
+def test_exspec_without_a_bound_is_a_method_beside_exspec_with_it() -> None:
+    plan = BatchPlan(exspec=BatchingConfig(method="exspec", window=8, max_passed_over=5))
+    assert plan.named("exspec-unbounded", 2).batching == BatchingConfig(method="exspec", window=8, max_passed_over=None)
+    assert plan.named("exspec", 2).batching.max_passed_over == 5
+
+
+def test_conversations_are_asked_turn_by_turn_with_plain_answers_between(tiny_folder: Path) -> None:
+    bench = Workbench(ModelConfig(model=str(tiny_folder), dtype="float32", num_rows=2, max_model_len=128))
+    tokenizer = bench.tokenizer
+    prompts = [
+        Prompt("one", "plain", "w10 w11", ("w12",)),
+        Prompt("two", "chat", "w20", ("w21", "w22")),
+        Prompt("three", "chat", "w30"),
+    ]
+    jobs = {job.name: job for job in conversation_jobs(bench, prompts, GREEDY, 4, 60)}
+    assert jobs.keys() == {"one/1", "one/2", "two/1", "two/2", "two/3", "three/1"}
+    first = [jobs["one/1"], jobs["two/1"]]
+    answers = decode(make_engine(bench.runner, tokenizer, NoDrafts()), first, batch_size=1)
+    one, two = (tokenizer.decode(answer.token_ids, skip_special_tokens=True) for answer in answers)
+    assert list(jobs["one/2"].prompt_token_ids) == tokenizer.encode(f"w10 w11{one}\nw12")
+    chat = [
+        {"role": "user", "content": "w20"},
+        {"role": "assistant", "content": two},
+        {"role": "user", "content": "w21"},
+    ]
+    assert list(jobs["two/2"].prompt_token_ids) == prompt_ids_of_chat(tokenizer, chat)
+    longest = len(jobs["two/2"].prompt_token_ids)
+    kept = {job.name for job in conversation_jobs(bench, prompts, GREEDY, 4, longest)}
+    assert kept == jobs.keys() - {"two/3"}, "which would be longer"
+
+
 def test_a_method_of_exspec_never_has_fixed_batches() -> None:
     plan = BatchPlan(admission="fixed", exspec=BatchingConfig(method="exspec", window=5))
     assert plan.named("eqspec", 2).batching == BatchingConfig(method="eqspec", admission="fixed")
@@ -356,6 +396,8 @@ def test_a_method_of_exspec_never_has_fixed_batches() -> None:
         {"methods": ("exspec",), "admission": "fixed"},
         {"methods": ("plain", "plain-fast"), "disable_by_batch_size": 2},
         {"methods": ("plain",), "draft_p_min": 0.5},
+        {"methods": ("exspec-unbounded",), "admission": "fixed"},
+        {"is_multi_turn": True, "context": 64},
     ],
 )
 def test_a_plan_that_cannot_be_run_is_refused(wrong) -> None:

@@ -21,6 +21,7 @@ from starspec.bench.star.async_pair import (
 from starspec.bench.star.measure import StarPlan, measure_star, trace_star
 from starspec.bench.star.processes import TargetTimes, Turn
 from starspec.bench.star.real_pair import RealPairPlan, measure_real_pair
+from starspec.bench.star.real_star import RealStarPlan, StepTimes, measure_real_star
 from starspec.bench.star.serving import Served, StolenTime
 from starspec.bench.star.traces import GIVEN_UP, HUB, STEP, VERIFY, read_trace
 from starspec.config import HubConfig, ModelConfig
@@ -81,6 +82,7 @@ def test_slow_motion_is_told_in_modelled_time() -> None:
     hub.t_s.add(0.0056)
     hub.service.add(0.0448)
     hub.queue.add(0.0012)
+    hub.idle_per_request_s = 0.0392
     one, other = (
         TargetTimes(num_tokens, num_rounds=25, num_proposals=20, seconds=4.0, wait_s=0.05, link_s=0.004)
         for num_tokens in (80, 120)
@@ -88,8 +90,8 @@ def test_slow_motion_is_told_in_modelled_time() -> None:
     served = Served(hub, [one, other], slow_motion=4.0)
     assert (served.tokens_per_s, served.mean, served.lowest) == (200, 100, 80)
     assert (served.rounds_per_s, served.proposals_per_s, served.tokens_per_round) == (50, 40, 4)
-    told_ms = (served.layer_ms, served.service_ms, served.queue_ms, served.wait_ms, served.link_ms)
-    assert told_ms == pytest.approx((1.4, 11.2, 0.3, 12.5, 1.0))
+    told_ms = (served.layer_ms, served.service_ms, served.queue_ms, served.idle_ms, served.wait_ms, served.link_ms)
+    assert told_ms == pytest.approx((1.4, 11.2, 0.3, 9.8, 12.5, 1.0))
 
 
 @pytest.mark.system
@@ -136,6 +138,59 @@ def test_a_pair_of_any_models_decodes_the_same_requests_with_each_setting(tmp_pa
     assert {each.name for each in tmp_path.iterdir()} == {"off.json", "chain.json", "outcomes.json", "traces.png"}
 
 
+def test_a_star_of_any_models_is_served_beside_what_its_step_times_predict() -> None:
+    """Real models are loaded the same way; these take no time to load."""
+    target, draft = (
+        ModelConfig(model=f"synthetic:role={role},alpha=0.9,step_ms={step_ms}", num_rows=1, num_threads=1)
+        for role, step_ms in (("target", 10), ("draft", 2))
+    )
+    plan = RealStarPlan(
+        num_targets=(2,),
+        num_prompts=2,
+        max_tokens=24,
+        num_repeats=1,
+        warm_up_s=0.2,
+        seconds=1.0,
+        predicted_seconds=1.0,
+    )
+    turns: list[str] = []
+    report = measure_real_star(target, draft, own_prompts(), plan, turns.append)
+    assert len(turns) == plan.num_turns
+    assert [(row.num_targets, row.service) for row in report.rows] == [
+        (2, service) for service in ("plain", "one at a time", "batched")
+    ]
+    for row in report.rows:
+        assert row.tokens_per_s > 0
+        assert (row.predicted_tokens_per_s is None) == (row.vs_plain is None) == (row.service == "plain")
+
+
+def test_a_head_drafts_for_a_star_too(headed: tuple[str, str]) -> None:
+    target, head = (ModelConfig(model=model, dtype="float32", num_rows=1, num_threads=1) for model in headed)
+    plan = RealStarPlan(
+        num_targets=(1,),
+        num_draft_tokens=2,
+        num_prompts=2,
+        max_tokens=24,
+        num_repeats=1,
+        warm_up_s=0.3,
+        seconds=1.5,
+        predicted_seconds=0.5,
+    )
+    _, single, batched = measure_real_star(target, head, own_prompts(), plan, lambda _: None).rows
+    assert single.proposals_per_s > 0
+    assert batched.tokens_per_round > 1
+
+
+def test_a_star_is_predicted_from_the_times_and_the_acceptance_of_one_target() -> None:
+    times = StepTimes(draft_ms=2.0, plain_ms=10.0, verify_ms=13.0, tokens_per_round=2.533, num_draft_tokens=3)
+    assert times.alpha == pytest.approx(0.7, abs=1e-3), "1 + 0.7 + 0.49 + 0.343 = 2.533"
+    target, draft = (parse_synthetic(times.model(role).model) for role in ("target", "draft"))
+    assert target.forward_s(1, 4) == pytest.approx(0.013)
+    assert target.forward_s(1, 1) == pytest.approx(0.010)
+    assert draft.forward_s(1, 1) == pytest.approx(0.002)
+    assert target.alpha == draft.alpha
+
+
 def test_a_disturbed_turn_is_served_again_and_the_quietest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     stolen = iter([0.01, 0.3, 0.2, 0.01, 0.3, 0.1, 0.2, 0.4, 0.5])
     monkeypatch.setattr(serving, "serve_turn", lambda *_: serving.Served(HubStats(), [], stolen=next(stolen)))
@@ -173,3 +228,15 @@ def test_the_equations_are_told_by_the_target_that_was_alone() -> None:
     assert row.proposals_per_s_closed_form == pytest.approx(100.0)
     assert row.vs_closed_form == pytest.approx(0.88)
     assert row.num_full == 4
+
+
+def test_the_papers_words_mean_what_they_mean_in_its_table() -> None:
+    hub = HubStats(idle_per_request_s=0.004, load=0.9)
+    hub.queue.add(0.0005)
+    times = TargetTimes(60, num_rounds=20, num_proposals=20, seconds=1.0, wait_s=0.0131, link_s=0.001)
+    row = measure._row(
+        measure.FULL, 2, [{measure.FULL: Served(hub, [times] * 2), measure.SINGLE: Served(hub, [times])}]
+    )
+    assert (row.t_wait_ms, row.wait_ms) == pytest.approx((0.5, 13.1)), "queueing in the buffer; the response time"
+    assert (row.t_idle_ms, row.t_idle_iteration_ms) == pytest.approx((4.0, 8.0))
+    assert (row.paper_t_wait_ms, row.paper_t_idle_ms) == (0.5, 9.8)

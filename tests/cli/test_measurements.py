@@ -206,7 +206,7 @@ def test_bench_batch_saves_rows_ratios_and_figures_and_verify_takes_the_methods(
         ),
         (
             ("bench", "batch", "--target", TARGET, "--draft", DRAFT, "--methods", "ragged,plain", "--window", "3"),
-            "--window and --max-passed-over are for exspec, which is not among --methods",
+            "--window, --max-passed-over and --min-group are for exspec, which is not among --methods",
         ),
         (("bench", "batch", "--target", TARGET, "--draft", DRAFT, "--batch-sizes", "two"), "--batch-sizes"),
     ],

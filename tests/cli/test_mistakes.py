@@ -60,7 +60,7 @@ MISTAKES = {
     ),
     "an option that would do nothing": (
         ("up", "--target", "x", "--window", "9"),
-        "--window and --max-passed-over are for --batching exspec, not ragged",
+        "--window, --max-passed-over and --min-group are for --batching exspec, not ragged",
     ),
     "a star told how to draft, and not with what": (
         ("up", "--target", "x", "--draft-quantization", "int4"),

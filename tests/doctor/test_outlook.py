@@ -1,11 +1,12 @@
 """The forecast: replayed rounds against brute force, eq. 3 against its closed form, and theorems of the model."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from starspec.config import ModelConfig, SpeculativeConfig
-from starspec.doctor.agreement import CausalScorer, Sample, measure_agreement
+from starspec.doctor.agreement import CausalScorer, Sample, measure_agreement, overlap
 from starspec.doctor.outlook import (
     DecodedChains,
     Forecast,
@@ -17,9 +18,12 @@ from starspec.doctor.outlook import (
     expected_accepted,
     forecast,
 )
+from starspec.engine.drafts import NoDrafts
 from starspec.harness.decode import Job, decode, make_engine
 from starspec.harness.workbench import GREEDY, Sampling, Workbench
 from starspec.models.loading.load import load_runner
+from starspec.sampling import reference
+from starspec.sampling.spec import SamplingSpec
 
 BITS = st.lists(st.booleans(), max_size=40)
 LENGTHS = st.integers(0, 9)
@@ -59,6 +63,33 @@ def test_the_replay_counts_the_rounds_that_an_engine_really_runs(length: int, sa
     agreement = measure_agreement(CausalScorer(load_runner(draft)), Sample("one", [job], [answer]))
     assert count_rounds(agreement.first[0], length) == answer.stats.acceptance.num_forwards
     assert agreement.first_rate < agreement.branches_rate
+
+
+@pytest.mark.parametrize("sampling", [SamplingSpec(), SamplingSpec(temperature=0.7, top_k=3), SamplingSpec(top_p=0.8)])
+def test_beta_is_what_the_target_and_the_draft_have_in_common(sampling: SamplingSpec) -> None:
+    rows = torch.randn(2, 8, generator=torch.Generator().manual_seed(3)) * 2
+    p, q = (reference.probabilities(row.tolist(), sampling) for row in rows)
+    assert overlap(rows[0], rows[1], sampling, 5) == pytest.approx(sum(map(min, p, q)), abs=1e-6)
+    assert overlap(rows[0], rows[0], sampling, 5) == pytest.approx(1.0)
+    assert overlap(rows[0], torch.full((8,), float("-inf")), sampling, 5) == 0.0, "a draft that says nothing"
+
+
+def test_beta_of_a_greedy_request_is_the_share_of_equal_first_choices() -> None:
+    options = "vocab=128,step_ms=0,alpha=0.7"
+    bench = Workbench(ModelConfig(model=f"synthetic:{options}", max_model_len=256, num_rows=2))
+    draft = load_runner(ModelConfig(model=f"synthetic:{options},role=draft", max_model_len=256, num_rows=1))
+    found = {}
+    for sampling in (GREEDY, Sampling(temperature=0.7)):
+        job = Job("job", (5, 6, 7), bench.sampling_spec(sampling, seed=1), 200)
+        answers = decode(make_engine(bench.runner, bench.tokenizer, NoDrafts()), [job], batch_size=1)
+        sample = Sample("one", [job], answers)
+        found[sampling.name] = measure_agreement(CausalScorer(draft), sample, CausalScorer(bench.runner))
+        assert measure_agreement(CausalScorer(draft), sample).beta is None
+    assert found["greedy"].beta == found["greedy"].first_rate
+    warm = found["T=0.7"]
+    assert warm.beta is not None
+    least = warm.beta / (2 - warm.beta)
+    assert least - 0.1 < warm.first_rate < warm.beta + 0.1, "200 positions"
 
 
 @given(st.floats(0.0, 0.99), st.integers(0, 12))

@@ -551,7 +551,7 @@ class LifeWithForetoldAdmission(LifeWithAdmission):
     def whoever_has_a_place_is_there(self) -> None:
         admission = self.star.hub._links._admission
         assert admission._admitted.keys() <= {LinkId(name) for name in self.tags}
-        if admission.num_max:
+        if self.star.hub.status(self.star.clock()).stats.num_max:
             self._meets(FORECAST)
 
 

@@ -48,6 +48,19 @@ def test_one_at_a_time_is_what_the_papers_equations_say(num_targets: int) -> Non
     assert proposals_per_s == pytest.approx(point.NOMINAL.rounds_per_s(num_targets), rel=0.05)
 
 
+@pytest.mark.parametrize("num_targets", [1, 2, 4, 6])
+def test_t_wait_is_queueing_at_the_hub_and_t_idle_is_what_equation_9_says(num_targets: int) -> None:
+    star = starsd(num_targets, SERVICES[SINGLE])
+    star.run(SECONDS)
+    stats = star.hub.status(star.clock()).stats
+    idle_ms, wait_ms = point.NOMINAL.idle_ms(num_targets), point.NOMINAL.wait_ms(num_targets)
+    assert stats.queue.of_all * 1e3 == pytest.approx(wait_ms, rel=0.05, abs=2.0)
+    assert stats.idle_per_iteration_s * 1e3 == pytest.approx(idle_ms, rel=0.05, abs=2.0)
+    assert stats.idle_per_request_s * 1e3 == pytest.approx(idle_ms / num_targets, rel=0.05, abs=2.0)
+    if num_targets == 1:
+        assert stats.queue.of_all == 0.0, "a target that is alone waits for its own draft steps only"
+
+
 @pytest.mark.parametrize(("num_targets", "gain"), [(6, 1.65), (8, 2.2), (16, 4.0)])
 def test_batches_and_run_ahead_serve_so_much_more_than_one_at_a_time(num_targets: int, gain: float) -> None:
     assert tokens_per_s(num_targets, FULL) >= gain * tokens_per_s(num_targets, SINGLE)

@@ -118,6 +118,7 @@ def test_what_a_hub_read_of_prompts_and_what_it_was_spared_are_counted_apart() -
         ("hub_rows_free", "num_rows_free"),
         ("hub_row_fill", "row_fill"),
         ("hub_admitted", "num_admitted"),
+        ("hub_idle_per_request_seconds", "idle_per_request_s"),
         ("hub_n_full", "num_full"),
         ("hub_n_max", "num_max"),
         ("hub_fairness", "fairness"),

@@ -26,7 +26,19 @@ def target_status(name: str, *, is_draft_connected: bool = True) -> TargetStatus
     )
 
 
-HUB = HubStatus("toy-draft", HubStats(load=0.634, idle_s=4.21, t_s=Mean(0.0081, 1), num_targets=2, num_tags=5))
+HUB = HubStatus(
+    "toy-draft",
+    HubStats(
+        load=0.634,
+        idle_s=4.21,
+        idle_per_request_s=0.0098,
+        queue=Mean(0.0005, 1),
+        t_s=Mean(0.0081, 1),
+        num_targets=2,
+        num_full=4,
+        num_tags=5,
+    ),
+)
 STATES = {"hub": "starting", "target-0": "ready", "target-1": "waiting to restart", "gateway": "ready"}
 
 
@@ -50,8 +62,9 @@ def test_eighty_columns_are_enough_for_every_name_and_number() -> None:
 
 
 def test_the_hub_shows_its_load_and_idle_time() -> None:
-    text = shown(StatusSnapshot((), HUB))
-    assert "toy-draft: load 63%, T_idle 4.2 s, t_s 8.1 ms" in text
+    text = " ".join(shown(StatusSnapshot((), HUB)).split())
+    assert "toy-draft: load 63%, T_wait 0.5 ms, T_idle 9.8 ms a request, 4.2 s in all, t_s 8.1 ms" in text
+    assert "2 targets (N_full 4, N_max -), 5 tags" in text
 
 
 def test_a_hub_that_runs_ahead_shows_what_that_saves() -> None:
@@ -69,7 +82,9 @@ def test_a_silent_process_shows_its_state_and_the_gateway_no_row() -> None:
 def test_the_line_says_the_same_as_the_table() -> None:
     snapshot = StatusSnapshot((target_status("target-0", is_draft_connected=False),), HUB)
     line = star_line(snapshot, STATES)
-    assert line.startswith("target-0: 23.4 tokens/s, acceptance length 3.50, T_wait 12.3 ms, 3 running, draft none")
+    assert line.startswith(
+        "target-0: 23.4 tokens/s, acceptance length 3.50, hub's response 12.3 ms, 3 running, draft none"
+    )
     assert "target-1: waiting to restart" in line
-    assert "hub: toy-draft: load 63%, T_idle 4.2 s" in line
+    assert "hub: toy-draft: load 63%, T_wait 0.5 ms, T_idle 9.8 ms a request, 4.2 s in all" in line
     assert "\n" not in line

@@ -11,6 +11,7 @@ import pytest
 from hub_toys import ToyStar, ToyTag
 from test_capacity import COST, STARSD
 
+from starspec.config import Admission
 from starspec.ids import LinkId
 from starspec.policy.admission import (
     FORGET_S,
@@ -24,6 +25,7 @@ from starspec.policy.admission import (
     AdmissionControl,
     Load,
     _Admitted,
+    count_max,
 )
 from starspec.policy.capacity import Demand
 from starspec.wire.messages import Ping, Proposal, Reopen
@@ -83,7 +85,8 @@ def test_one_at_a_time_as_many_as_n_max_are_taken_in_and_no_more() -> None:
     for number in range(10):
         world.come(f"t{number}")
     world.run(30.0)
-    assert world.admission.num_max == 6
+    load = world.load()
+    assert count_max([load.demands[LinkId(name)] for name in world.held], load) == 6
     assert len(world.held) == 6
     assert len(world.changes) == 6, "nobody came twice"
 
@@ -297,8 +300,7 @@ def test_nobody_is_taken_in_whose_sequences_would_take_the_rows_of_others(num_ro
         admission._admitted[name] = _Admitted(0.0, 0.0)
     load = Load(others, {}, frozenset(others), COST, max_sequences=1, num_rows=num_rows)
     assert admission.ask(LinkId("c"), load, 1.0) == has_room
-    admission.review(load, 1.0)
-    assert admission.num_max == (num_rows or 6)
+    assert count_max([*others.values()], load) == (num_rows or 6)
 
 
 def test_not_even_where_those_who_are_there_gain_nothing() -> None:
@@ -338,20 +340,10 @@ def test_of_a_crowd_as_many_are_taken_in_at_once_as_are_measured() -> None:
 
 
 def test_n_max_counts_targets_all_of_whose_sequences_have_rows() -> None:
-    admission, wide = AdmissionControl("n_max"), replace(STARSD, num_sequences=8.0)
-    admission._admitted |= {LinkId(name): _Admitted(0.0, 0.0) for name in "ab"}
-    load = Load(
-        dict.fromkeys(admission._admitted, wide),
-        {},
-        frozenset(admission._admitted),
-        COST,
-        max_sequences=None,
-        num_rows=8,
-    )
-    admission.review(load, 1.0)
-    assert admission.num_max == 1
-    admission.review(replace(load, num_rows=16), 2.0)
-    assert admission.num_max == 2
+    wide = replace(STARSD, num_sequences=8.0)
+    load = Load({}, {}, frozenset(), COST, max_sequences=None, num_rows=8)
+    assert count_max([wide] * 2, load) == 1
+    assert count_max([wide] * 2, replace(load, num_rows=16)) == 2
 
 
 # ---------------------------------------------------------------- in the hub
@@ -432,15 +424,18 @@ def test_a_target_that_never_answers_a_proposal_does_not_stay_admitted_for_ever(
     assert star.clock() > PAUSE_S, "it may have much to read, or a request that vLLM has set aside"
 
 
-def test_rounds_are_measured_and_the_plain_speed_is_taken_from_pings() -> None:
-    star = ToyStar("a", "b", admission="n_max", max_batch=1, max_len=200)
+@pytest.mark.parametrize(("admission", "num_admitted"), [("n_max", 1), (7, 1), ("off", 0)])
+@pytest.mark.parametrize(("plain_tokens_per_s", "n_max"), [(40.0, 1), (20.0, 2)])
+def test_rounds_are_measured_and_n_max_is_counted_whether_it_is_enforced_or_not(
+    admission: Admission, num_admitted: int, plain_tokens_per_s: float, n_max: int
+) -> None:
+    star = ToyStar("a", "b", admission=admission, max_batch=1, max_len=200)
     star.runner.step_s = 0.01
-    tag, other = ToyTag(1, [1, 2]), ToyTag(1, [3, 4])
+    tag = ToyTag(1, [1, 2])
     star.send("a", tag.open())
-    star.send("b", other.open())
-    for name, message in star.drain():
-        assert (tag if name == "a" else other).receive(message)
-    star.hub.handle(LinkId("a"), Ping(1, 40.0), star.clock())
+    for _, message in star.drain():
+        assert tag.receive(message)
+    star.hub.handle(LinkId("a"), Ping(1, plain_tokens_per_s), star.clock())
     for _ in range(20):
         star.clock.advance(0.03)
         star.send("a", tag.verdict(tag.told_otherwise(1), 4))
@@ -450,10 +445,10 @@ def test_rounds_are_measured_and_the_plain_speed_is_taken_from_pings() -> None:
     assert demand.return_s == pytest.approx(0.03)
     assert 3.0 < demand.num_steps <= 4.0, "what survived a verdict is not drafted again"
     assert demand.num_tokens == 2
-    assert demand.plain_tokens_per_s == 40.0
+    assert demand.plain_tokens_per_s == plain_tokens_per_s
     stats = star.hub.status(star.clock()).stats
-    assert (stats.num_full, stats.num_admitted) == (2, 1)
-    assert stats.num_max == 1, "2 tokens in 70 ms are no gain over 50 ms"
+    assert (stats.num_full, stats.num_admitted) == (2, num_admitted)
+    assert stats.num_max == n_max, "2 tokens in 70 ms, or in 80 with two: no gain over 50 ms, some over 100"
 
 
 def test_how_many_sequences_a_target_has_at_once_is_remembered_while_it_has_none() -> None:

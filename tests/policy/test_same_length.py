@@ -65,8 +65,16 @@ def test_of_several_groups_that_of_the_oldest_sequence_goes_first():
     assert decoded(BOUNDED, 9, 7, 7, 9) == [0, 3]
 
 
-def test_a_group_that_does_not_fill_the_batch_is_realigned_with_others():
-    assert decoded(SameLengthPool(3, 3), 9, 7, 7, 8) == [0, 1, 2]
+def test_two_of_one_length_run_without_others_even_if_they_do_not_fill_the_batch():
+    assert decoded(SameLengthPool(3, 3), 9, 7, 7, 8) == [1, 2]
+    assert decoded(SameLengthPool(4, 3), 9, 7, 7, 8, 8, 8) == [3, 4, 5], "the largest group"
+
+
+def test_a_group_that_is_too_small_is_realigned_with_others():
+    assert decoded(SameLengthPool(3, 3), 9, 7, 6, 8) == [0, 1, 2]
+    assert decoded(SameLengthPool(4, 3, min_group=3), 9, 7, 7, 8, 6) == [0, 1, 2, 3]
+    assert decoded(SameLengthPool(4, 3, min_group=3), 9, 7, 7, 8, 7) == [1, 2, 4]
+    assert decoded(SameLengthPool(2, 3, min_group=8), 9, 7, 7, 8) == [1, 2], "a whole batch is always a group"
 
 
 def test_one_that_was_passed_over_too_often_goes_first():
@@ -124,11 +132,14 @@ class PoolMachine(RuleBasedStateMachine):
     """Sequences of any lengths grow unevenly, end and are followed by others: none waits longer than it may."""
 
     @initialize(
-        batch_size=st.integers(1, 4), window=st.integers(1, 9), max_passed_over=st.integers(1, 5), seed=st.randoms()
+        batch_size=st.integers(1, 4),
+        window=st.integers(1, 9),
+        max_passed_over=st.integers(1, 5),
+        min_group=st.integers(2, 4),
     )
-    def begin(self, batch_size, window, max_passed_over, seed):
-        self.pool = SameLengthPool(batch_size, max_passed_over)
-        self.batch_size, self.window_size, self.seed = batch_size, window, seed
+    def begin(self, batch_size, window, max_passed_over, min_group):
+        self.pool = SameLengthPool(batch_size, max_passed_over, min_group)
+        self.batch_size, self.window_size, self.min_group = batch_size, window, min_group
         self.waiting, self.window, self.next_id = [], [], 0  # [id, length, passed over]
         self.max_passed_over = max_passed_over
         self.limit = max_passed_over - (-window // batch_size)
@@ -149,7 +160,10 @@ class PoolMachine(RuleBasedStateMachine):
             self.window_size - len(self.window),
         )
         plan = self.pool.choose(snapshot)
-        assert len(set(plan.decode)) == len(plan.decode) == min(self.batch_size, len(self.window))
+        size = min(self.batch_size, len(self.window))
+        assert min(self.min_group, size) <= len(set(plan.decode)) == len(plan.decode) <= size
+        lengths = {each.num_tokens for each in snapshot.running if each.key in plan.decode}
+        assert len(plan.decode) == size or len(lengths) == 1, "only a group of one length is smaller than the batch"
         assert len(plan.admit) == min(len(self.waiting), self.window_size - len(self.window))
         overtaken, left_out = passed_over(snapshot, plan)
         by_name = {each[0]: each for each in (*self.waiting, *self.window)}
@@ -175,8 +189,42 @@ PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40
 test_no_sequence_is_passed_over_longer_than_bound_and_turn = PoolMachine.TestCase
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 5))
-def test_a_full_group_of_one_length_is_found_whenever_there_is_one(lengths, batch_size):
-    chosen = [lengths[index] for index in decoded(SameLengthPool(batch_size, None), *lengths)]
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 5), st.integers(2, 4))
+def test_the_largest_group_of_one_length_is_found_whenever_there_is_one(lengths, batch_size, min_group):
+    chosen = [lengths[index] for index in decoded(SameLengthPool(batch_size, None, min_group), *lengths)]
     size = min(batch_size, len(lengths))
-    assert (len(set(chosen)) == 1) == any(lengths.count(length) >= size for length in lengths)
+    largest = min(size, max(map(lengths.count, lengths)))
+    is_group = largest >= min(size, min_group)
+    assert (len(set(chosen)) == 1) == is_group
+    assert len(chosen) == (largest if is_group else size)
+
+
+def completion_steps(max_passed_over):
+    """Steps from arrival to end of each of 40 requests, two a step: the first has a length that no other ever has."""
+    pool, window, ended = SameLengthPool(2, max_passed_over), [], {}  # name -> [length, passed over, tokens]
+    waiting = [[str(number), 1000 if number == 0 else 100, 0, 0, number // 2] for number in range(40)]
+    for now in range(200):
+        arrived = [each for each in waiting if each[4] <= now]
+        snap = ScheduleSnapshot(
+            tuple(Candidate(key_of(each[0]), each[1], each[2]) for each in arrived),
+            (),
+            tuple(Candidate(key_of(each[0]), each[1], each[2]) for each in window),
+            8 - len(window),
+        )
+        plan = pool.choose(snap)
+        late = {each for some in passed_over(snap, plan) for each in some}
+        for each in window:
+            is_in = key_of(each[0]) in plan.decode
+            each[1], each[3] = each[1] + 4 * is_in, each[3] + 4 * is_in
+            each[2] = 0 if is_in else each[2] + (key_of(each[0]) in late)
+            if each[3] >= 8:
+                ended[int(each[0])] = now - each[4]
+        window = [each for each in window if each[3] < 8] + [each for each in arrived if key_of(each[0]) in plan.admit]
+        waiting = [each for each in waiting if key_of(each[0]) not in plan.admit]
+    return [ended[number] for number in range(40)]
+
+
+def test_without_a_bound_the_slowest_request_waits_for_all_others_as_in_the_papers_table_3():
+    bounded, unbounded = completion_steps(4), completion_steps(None)
+    assert unbounded[0] == max(unbounded) >= 35, "until nobody else comes"
+    assert bounded[0] <= 2 * (4 + 8 // 2) + 2, "two rounds, each within the bound"

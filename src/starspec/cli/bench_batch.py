@@ -24,10 +24,15 @@ def batch(
     models: Annotated[ModelPair, take("target", "draft", "quantization", "method", "dtype", "numerics", "num_threads")],
     plan: BatchPlan,
     methods: Annotated[
-        str, typer.Option(help="Any of ragged, eqspec, exspec, rollback, plain, ragged-fast and plain-fast.")
+        str,
+        typer.Option(
+            help="Any of ragged, eqspec, exspec, exspec-unbounded (in which, as in the paper, a sequence may wait for "
+            "ever), rollback, plain, ragged-fast and plain-fast."
+        ),
     ] = "ragged,eqspec,exspec,rollback,plain",
     window: opt.Window = None,
     max_passed_over: opt.MaxPassedOver = None,
+    min_group: opt.MinGroup = None,
     fixed_batches: Annotated[
         bool,
         typer.Option(
@@ -63,14 +68,14 @@ def batch(
         from starspec.bench.batch.report import blocks, draw  # noqa: PLC0415
 
         names = tuple(dict.fromkeys(name.strip() for name in methods.split(",")))
-        given.check_exspec(names, "--methods", window, max_passed_over)
+        given.check_exspec(names, "--methods", window, max_passed_over, min_group)
         if plan.context is not None and max_prompt_tokens is not None:
             raise ConfigError("--context takes prompts of any length: give no --max-prompt-tokens with it")
         plan = replace(
             plan,
             methods=names,
             batch_sizes=tuple(dict.fromkeys(plan.batch_sizes)),
-            exspec=given.batching_config("exspec", window, max_passed_over),
+            exspec=given.batching_config("exspec", window, max_passed_over, min_group),
             admission="fixed" if fixed_batches else "continuous",
             max_prompt_tokens=max_prompt_tokens or MAX_PROMPT_TOKENS,
         )

@@ -8,35 +8,46 @@ from typing import Any, TypeVar
 
 import typer
 
-from starspec.config import MAX_PASSED_OVER, BatchingConfig, BatchingMethod, Option
+from starspec.config import MAX_PASSED_OVER, MIN_GROUP, BatchingConfig, BatchingMethod, Option
 from starspec.errors import ConfigError
 
 Number = TypeVar("Number", int, float)
+FOR_EXSPEC = "--window, --max-passed-over and --min-group"
 UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}  # bytes
 
 
-def batching_config(method: BatchingMethod, window: int | None, max_passed_over: int | None) -> BatchingConfig:
-    """The config that three options make. Raises: ConfigError if an option for exspec comes with another method."""
-    if method != "exspec" and (window, max_passed_over) != (None, None):
-        raise ConfigError(f"--window and --max-passed-over are for --batching exspec, not {method}")
-    bound = MAX_PASSED_OVER if max_passed_over is None else max_passed_over or None
-    return BatchingConfig(method=method, window=window, max_passed_over=bound)
+def batching_config(
+    method: BatchingMethod, window: int | None, max_passed_over: int | None, min_group: int | None
+) -> BatchingConfig:
+    """The config that four options make. Raises: ConfigError if an option for exspec comes with another method."""
+    if method != "exspec" and (window, max_passed_over, min_group) != (None, None, None):
+        raise ConfigError(f"{FOR_EXSPEC} are for --batching exspec, not {method}")
+    return BatchingConfig(
+        method=method,
+        window=window,
+        max_passed_over=max_passed_over or MAX_PASSED_OVER,
+        min_group=min_group or MIN_GROUP,
+    )
 
 
-def batching_configs(methods: str, window: int | None, max_passed_over: int | None) -> list[BatchingConfig]:
+def batching_configs(
+    methods: str, window: int | None, max_passed_over: int | None, min_group: int | None
+) -> list[BatchingConfig]:
     """Parse ragged,exspec. Raises: ConfigError as batching_config, and for an unknown name."""
     names: list[Any] = [*dict.fromkeys(name.strip() for name in methods.split(","))]
-    check_exspec(names, "--batching", window, max_passed_over)
+    check_exspec(names, "--batching", window, max_passed_over, min_group)
     return [
-        batching_config("exspec", window, max_passed_over) if name == "exspec" else BatchingConfig(method=name)
+        batching_config("exspec", window, max_passed_over, min_group)
+        if name == "exspec"
+        else BatchingConfig(method=name)
         for name in names
     ]
 
 
-def check_exspec(names: Collection[str], option: str, window: int | None, max_passed_over: int | None) -> None:
-    """Raises: ConfigError for options for exspec, if `names`, the value of `option`, does not contain it."""
-    if "exspec" not in names and (window, max_passed_over) != (None, None):
-        raise ConfigError(f"--window and --max-passed-over are for exspec, which is not among {option}")
+def check_exspec(names: Collection[str], option: str, *own: int | None) -> None:
+    """Raises: ConfigError for options for exspec, `own`, if `names`, the value of `option`, does not contain it."""
+    if not any(name.startswith("exspec") for name in names) and set(own) != {None}:
+        raise ConfigError(f"{FOR_EXSPEC} are for exspec, which is not among {option}")
 
 
 def numbers(text: str | None, option: str, least: int = 1) -> tuple[int, ...] | None:

@@ -9,7 +9,7 @@ from starspec import config
 from starspec.cli import given
 from starspec.cli.binder import option_of
 from starspec.cli.speculation import DraftOptions
-from starspec.config import MAX_PASSED_OVER, BatchingConfig, BatchingMethod, ModelConfig
+from starspec.config import MAX_PASSED_OVER, MIN_GROUP, BatchingConfig, BatchingMethod, ModelConfig
 from starspec.config.option import A_MODEL, LIMITS, MEASURE, MODELS, NONE_GIVEN, SAMPLING, Option
 from starspec.draft_methods import DraftMethod
 from starspec.harness.model_pair import ModelMethod, ModelPair
@@ -44,16 +44,25 @@ class BatchingOptions:
     max_passed_over: Annotated[
         int | None,
         Option(
-            "Of exspec: rounds without a sequence before it goes first; 0 = no bound.",
+            "Of exspec: rounds without a sequence before it goes first.",
             LIMITS,
-            least=0,
+            least=1,
             shown=str(MAX_PASSED_OVER),
+        ),
+    ] = None
+    min_group: Annotated[
+        int | None,
+        Option(
+            "Of exspec: sequences of one length, at least, that run without others.",
+            LIMITS,
+            least=2,
+            shown=str(MIN_GROUP),
         ),
     ] = None
 
     def to_config(self) -> BatchingConfig:
         """Raises: ConfigError for an option of exspec beside another method."""
-        return given.batching_config(self.batching, self.window, self.max_passed_over)
+        return given.batching_config(self.batching, self.window, self.max_passed_over, self.min_group)
 
 
 # ---------------------------------------------------------------- for commands with typer's own parameters
@@ -75,6 +84,7 @@ SpeculativeJson = Annotated[str | None, option_of(DraftOptions, "json_text")]
 
 Window = Annotated[int | None, option_of(BatchingOptions, "window")]
 MaxPassedOver = Annotated[int | None, option_of(BatchingOptions, "max_passed_over")]
+MinGroup = Annotated[int | None, option_of(BatchingOptions, "min_group")]
 
 # ---------------------------------------------------------------- drafts of measurements: always given, never JSON
 

@@ -34,6 +34,7 @@ def verify(
     ] = "ragged",
     window: opt.Window = None,
     max_passed_over: opt.MaxPassedOver = None,
+    min_group: opt.MinGroup = None,
     prompts: PromptFile = None,
     num_prompts: Annotated[
         int, typer.Option(min=1, help="Prompts used, evenly over the file.", rich_help_panel=MEASURE)
@@ -60,7 +61,7 @@ def verify(
     ).to_config()
     if drafting is None:
         raise ConfigError("there is nothing to compare with: give --draft, or --spec-method ngram")
-    batchings = given.batching_configs(batching, window, max_passed_over)
+    batchings = given.batching_configs(batching, window, max_passed_over, min_group)
     model = ModelConfig(
         model=target,
         dtype=dtype,

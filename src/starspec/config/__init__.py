@@ -38,6 +38,7 @@ from starspec.config.speculative import LengthConfig, RemoteConfig, SampleMethod
 from starspec.config.target import (
     BATCHINGS,
     MAX_PASSED_OVER,
+    MIN_GROUP,
     MIN_SERVING_LEASE_S,
     WINDOW_BATCHES,
     BatchAdmission,
@@ -55,6 +56,7 @@ __all__ = [
     "MAX_STOP_LEN",
     "MAX_TOP_K",
     "MAX_TOP_LOGPROBS",
+    "MIN_GROUP",
     "MIN_LEASE_S",
     "MIN_SERVING_LEASE_S",
     "SERVERS",

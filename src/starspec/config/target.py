@@ -22,6 +22,7 @@ from starspec.errors import ConfigError
 
 WINDOW_BATCHES: Final = 4  # batches in ExSpec's window, unless a window is given
 MAX_PASSED_OVER: Final = 32  # rounds of ExSpec, unless given. Fewer break up groups that would find each other
+MIN_GROUP: Final = 2  # sequences of one length that ExSpec runs without others, unless given
 MIN_SERVING_LEASE_S: Final = 2.0  # of a gateway at a target: gateways ask twice a second, whatever the lease
 
 BatchingMethod = Literal["ragged", "eqspec", "exspec", "rollback"]
@@ -42,6 +43,7 @@ class BatchingConfig:
     prompts: Literal["beside", "first"] = "beside"  # first: rounds wait for prefill, so that batches are full
     window: int | None = None  # exspec: sequences with cache rows, among which it seeks equal lengths; None = 4 batches
     max_passed_over: int | None = MAX_PASSED_OVER  # exspec: rounds without a sequence before it goes first; None = any
+    min_group: int = MIN_GROUP  # exspec: so many sequences of one length run without others, and are not realigned
 
     def __post_init__(self) -> None:
         one_of("batching", self.method, BATCHINGS)
@@ -50,8 +52,11 @@ class BatchingConfig:
             raise ConfigError(f"window must be at least 1, got {self.window}")
         if self.max_passed_over is not None and self.max_passed_over < 1:
             raise ConfigError(f"max_passed_over must be at least 1, or None for no bound, got {self.max_passed_over}")
-        if self.method != "exspec" and (self.window, self.max_passed_over) != (None, MAX_PASSED_OVER):
-            raise ConfigError(f"window and max_passed_over are for exspec, and batching is {self.method}")
+        if self.min_group < 2:
+            raise ConfigError(f"min_group must be at least 2, got {self.min_group}: one sequence is no group")
+        own = (self.window, self.max_passed_over, self.min_group)
+        if self.method != "exspec" and own != (None, MAX_PASSED_OVER, MIN_GROUP):
+            raise ConfigError(f"window, max_passed_over and min_group are for exspec, and batching is {self.method}")
         if self.method == "exspec" and self.admission == "fixed":
             raise ConfigError("exspec refills its window whenever a sequence ends: it has no fixed batches")
 

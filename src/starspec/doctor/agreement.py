@@ -12,7 +12,9 @@ from torch import Tensor
 from starspec.harness.decode import Job, JobResult
 from starspec.models.heads.head import EagleHead
 from starspec.models.runner import ModelRunner, Segment
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.propose_coupled import propose_tokens
+from starspec.speculation.rejection import probabilities
 
 CHUNK = 256  # tokens of one forward
 
@@ -130,6 +132,7 @@ class Agreement:
     first: list[list[bool]] = field(default_factory=list)  # a list for each answer: whether the first choice was right
     num_in_branches: int = 0  # positions at which one of the NUM_BRANCHES first choices was right
     num_sayable: int = 0  # positions whose token is in the draft's vocabulary
+    overlaps: list[float] | None = None  # beta(y) of each position; None = the target's distributions are not known
 
     @property
     def num_positions(self) -> int:
@@ -150,18 +153,47 @@ class Agreement:
         """Share of positions whose token the draft's vocabulary holds; 0 if there are none."""
         return self.num_sayable / max(1, self.num_positions)
 
+    @property
+    def beta(self) -> float | None:
+        """The mean of beta(y) over all positions; None if it is not known."""
+        return sum(self.overlaps) / max(1, len(self.overlaps)) if self.overlaps is not None else None
 
-def measure_agreement(scorer: AnswerScorer, sample: Sample) -> Agreement:
+
+def overlap(target_logits: Tensor, draft_logits: Tensor, sampling: SamplingSpec, position: int) -> float:
+    """beta(y): the sum of min(p, q) over all tokens (StarSD, equation 1), after temperature, top-k, top-p and min-p.
+
+    A rejection sampler accepts the draft's token with this probability, and no rule can do so more often. Coupled draws
+    are equal with at least beta / (2 - beta).
+
+    Args:
+        target_logits, draft_logits: [V] after the prefix y; a draft that says nothing has -inf everywhere.
+        position: of the token after y.
+    """
+    if not bool(draft_logits.isfinite().any()):
+        return 0.0
+    target, draft = (probabilities(each, sampling, position) for each in (target_logits, draft_logits))
+    return float(torch.minimum(target.cpu(), draft.cpu()).sum())
+
+
+def measure_agreement(scorer: AnswerScorer, sample: Sample, target: AnswerScorer | None = None) -> Agreement:
     """Score the target's answers with the draft, and compare its proposal at every position.
 
     Args:
         scorer: with a free row that holds the longest prompt and answer.
         sample: without penalties.
+        target: scores with the target itself, as `scorer` does with the draft; None = beta stays unknown.
     """
-    agreement = Agreement()
+    agreement = Agreement(overlaps=None if target is None else [])
     for job, answer in zip(sample.jobs, sample.answers, strict=True):
         is_right = []
         logits = scorer.answer_logits(job.prompt_token_ids, answer.token_ids)
+        if target is not None and agreement.overlaps is not None:
+            own = target.answer_logits(job.prompt_token_ids, answer.token_ids)
+            first = len(job.prompt_token_ids)
+            agreement.overlaps += [
+                overlap(own[index], logits[index], job.sampling, first + index)
+                for index in range(len(answer.token_ids))
+            ]
         for index, token_id in enumerate(answer.token_ids):
             position = len(job.prompt_token_ids) + index
             (guesses,) = propose_tokens(

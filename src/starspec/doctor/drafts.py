@@ -126,7 +126,7 @@ class CausalDraft:
         return self._runner.info
 
     def agreement(self, sample: Sample) -> Agreement:
-        return measure_agreement(CausalScorer(self._runner), sample)
+        return measure_agreement(CausalScorer(self._runner), sample, CausalScorer(self._bench.runner))
 
     def rounds(self, sample: Sample, agreement: Agreement) -> Seen:  # noqa: ARG002
         return Replayed(agreement.first)
@@ -168,7 +168,8 @@ class HeadDraft:
         return self._head.info
 
     def agreement(self, sample: Sample) -> Agreement:
-        return measure_agreement(HeadScorer(self._head, self._bench.runner), sample)
+        target = self._bench.runner
+        return measure_agreement(HeadScorer(self._head, target), sample, CausalScorer(target))
 
     def rounds(self, sample: Sample, agreement: Agreement) -> Seen:  # noqa: ARG002
         bench = self._bench

@@ -31,7 +31,8 @@ class Prospect:
 
     sampling: str
     num_positions: int
-    first_choice_rate: float  # the target's token is the draft's first choice
+    first_choice_rate: float  # the target's token is the draft's first choice: what coupled verification accepts
+    beta: float | None  # mean of sum min(p, q) (StarSD, equation 1): what rejection sampling accepts; None = not known
     first_four_rate: float  # it is among the draft's first four
     sayable_rate: float  # it is in the draft's vocabulary
     forecasts: list[Forecast]  # one for each K, from 0
@@ -156,6 +157,7 @@ def forecast_all(sampling: str, agreement: Agreement, seen: Seen, times: StepTim
         sampling=sampling,
         num_positions=agreement.num_positions,
         first_choice_rate=agreement.first_rate,
+        beta=agreement.beta,
         first_four_rate=agreement.branches_rate,
         sayable_rate=agreement.sayable_rate,
         forecasts=forecasts,

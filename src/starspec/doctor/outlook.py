@@ -50,7 +50,7 @@ class Seen(Protocol):
 
     @property
     def first_rate(self) -> float:
-        """beta: how often the first draft token is right; 0 if nothing was measured."""
+        """How often the first draft token is right, which is beta in eq. 3; 0 if nothing was measured."""
         ...
 
     def tokens_per_round(self, num_draft_tokens: int) -> float:

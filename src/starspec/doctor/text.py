@@ -79,9 +79,10 @@ def _times_story(times: StepTimes) -> str:
 
 
 def _rates_story(prospect: Prospect) -> str:
+    beta = "" if prospect.beta is None else f" (beta, the sum of min(p, q), is {prospect.beta:.0%})"
     return (
         f"{prospect.sampling}: the draft's first choice is right at {prospect.first_choice_rate:.0%} of "
-        f"{prospect.num_positions} positions, one of its first four at {prospect.first_four_rate:.0%}; "
+        f"{prospect.num_positions} positions{beta}, one of its first four at {prospect.first_four_rate:.0%}; "
         f"its vocabulary holds the token at {prospect.sayable_rate:.1%}"
     )
 

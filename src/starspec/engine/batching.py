@@ -62,7 +62,7 @@ def make_scheduler(config: TargetConfig) -> Scheduler:
     batching = config.batching
     scheduler: Scheduler = FixedBatches() if batching.admission == "fixed" else Continuous()
     if PARTS[batching.method].is_grouped:
-        scheduler = SameLengthPool(config.max_num_seqs, batching.max_passed_over)
+        scheduler = SameLengthPool(config.max_num_seqs, batching.max_passed_over, batching.min_group)
     return PromptsFirst(scheduler) if batching.prompts == "first" else scheduler
 
 

@@ -34,11 +34,12 @@ class _Line(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The first turn of one entry."""
+    """One entry. Most measurements ask its first turn only."""
 
     name: str  # unique within its file
     category: str
-    text: str
+    text: str  # of the first turn
+    later_turns: tuple[str, ...] = ()
 
 
 def own_prompts() -> list[Prompt]:
@@ -97,7 +98,7 @@ def _parse(content: bytes, where: str) -> list[Prompt]:
                 f"prompts '{where}', line {number}: {_complaint(line, error)}; "
                 "a prompt file holds one JSON object a line, in UTF-8"
             ) from error
-        prompts.append(Prompt(entry.id or f"line-{number}", entry.category, entry.turns[0]))
+        prompts.append(Prompt(entry.id or f"line-{number}", entry.category, entry.turns[0], tuple(entry.turns[1:])))
     if not prompts:
         raise ConfigError(f"prompts '{where}': there are none in it")
     return prompts

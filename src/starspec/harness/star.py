@@ -62,10 +62,14 @@ class TargetTransportAround:
         self._transport.close()
 
 
+def loaded_causal(runner: ModelRunner, model: ModelConfig) -> LoadedDrafter:
+    """A drafter for targets of any vocabulary. Args: runner: the draft, loaded from `model`."""
+    return LoadedDrafter(CausalDrafter(runner), None, model.num_rows, 0)
+
+
 @contextmanager
 def hub_loop(
-    runner: ModelRunner,
-    model: ModelConfig,
+    loaded: LoadedDrafter,
     config: HubConfig,
     *,
     trace: Tracer | None = None,
@@ -75,18 +79,16 @@ def hub_loop(
     """Build a hub that answers no status requests. The caller runs `turn`.
 
     Args:
-        runner: the draft, loaded from `model`.
         trace: of the hub's steps.
         transport_trace: of its transport.
         around: wraps the transport, to note what passes.
     Yields: the loop, and the port that the hub listens on.
     """
-    loaded = LoadedDrafter(CausalDrafter(runner), None, model.num_rows, 0)
     transport = ZmqHub(
         config.host,
         config.port,
         partial(admit, terms_of(loaded, config)),
-        lambda: HubStatus(model.model, HubStats()),
+        lambda: HubStatus(loaded.drafter.name, HubStats()),
         trace=transport_trace,
     )
     try:
@@ -116,7 +118,9 @@ def connected_target(
         around: wraps the transport, to note what passes.
     Raises: PeerLost if the hub does not answer.
     """
-    hello = Hello(PROTOCOL_VERSION, TargetId(name), runner.info.vocab_size, vocab_fingerprint(tokenizer))
+    info = runner.info
+    fingerprint = vocab_fingerprint(tokenizer)
+    hello = Hello(PROTOCOL_VERSION, TargetId(name), info.vocab_size, fingerprint, info.num_layers, info.hidden_size)
     policy = FixedLength(DraftBudget.chain(num_draft_tokens))
     drafts = RemoteDrafts(around(ZmqTarget(endpoint, hello)), policy, stats, deadline_s=deadline_s)
     engine = make_engine(runner, tokenizer, drafts, stats, trace=trace)

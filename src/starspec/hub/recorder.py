@@ -1,4 +1,4 @@
-"""Records what happened when, and computes the hub's statistics: StarSD's t_s, S, T_idle, R_q and the load."""
+"""Records what happened when, and computes the hub's statistics: StarSD's t_s, S, T_wait, T_idle, R_q and the load."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class StatsRecorder:
     """Counts draft steps, idle gaps and proposals. All times come from the caller, in seconds of one clock.
 
     Args:
-        stats: is kept up to date; `load`, `proposals_per_s`, `idle_s` and `fairness` by `refresh` only.
+        stats: is kept up to date; `load`, `proposals_per_s`, `fairness` and the idle times by `refresh` only.
         started_s: the time now.
         trace: also gets every draft step and every idle gap, if given.
     """
@@ -162,6 +162,7 @@ class StatsRecorder:
             self._stats.idle_s
         )  # may include a part after the gap's end: that end was not known when this was computed
         self._stats.idle_s = max(published_s, self._idle_s + open_gap.seconds_since(0.0))
+        self._stats.idle_per_request_s = idle_s / num_proposals if num_proposals else 0.0
         self._stats.load = busy_s / (busy_s + idle_s) if busy_s else 0.0
         self._stats.proposals_per_s = num_proposals / known_s if known_s > 0 else 0.0
         self._stats.fairness = self._fairness(since_s, weights or {}, waiting)

@@ -14,7 +14,7 @@ from starspec.hub.committed import DraftLimits
 from starspec.hub.round import MadeProposal, SkippedRequest, VerifiedProposal
 from starspec.hub.sequence import DraftSequence
 from starspec.ids import LinkId, Tag, TargetId
-from starspec.policy.admission import PAUSE_S, AdmissionControl, Load
+from starspec.policy.admission import PAUSE_S, REVIEW_S, AdmissionControl, Load, count_max
 from starspec.policy.capacity import Demand, num_full, typical
 from starspec.policy.draft_batch import TagKey
 from starspec.policy.rate_limit import TokenBucket
@@ -190,6 +190,8 @@ class ConnectedTargets:
         self._sequences = sequences
         self._buffer = buffer
         self._trace = trace
+        self._num_max = 0  # as counted last: counting takes a millisecond or two
+        self._counted_s = float("-inf")
 
     def __len__(self) -> int:
         return len(self._links)
@@ -250,8 +252,11 @@ class ConnectedTargets:
             one = typical(demands)
             service_s = one.num_steps * load.cost.alone_s
             stats.num_full = num_full(service_s, one.return_s) if service_s else 0
+        if now - self._counted_s >= REVIEW_S:
+            self._num_max, self._counted_s = count_max(demands, load), now
+        stats.num_max = self._num_max
         if self._admission is not None:
-            stats.num_admitted, stats.num_max = self._admission.num_admitted, self._admission.num_max
+            stats.num_admitted = self._admission.num_admitted
 
     def target_stats(self) -> dict[TargetId, HubTargetStats]:
         """Copies of each target's statistics, by name; the newest link counts if several have the same name."""

@@ -87,7 +87,7 @@ TARGET_GAUGES: Final[tuple[Target, ...]] = (
     Target("t_v_seconds", "t_v: one forward and its verification.", lambda t: t.stats.t_v.value),
     Target("t_c_seconds", "t_c: a round trip without the hub's queue and service time.", lambda t: t.stats.t_c.value),
     Target("return_time_seconds", "Z = t_c + t_v.", lambda t: t.stats.return_time_s),
-    Target("wait_seconds", "T_wait: waiting for proposals, per round.", lambda t: t.stats.wait.value),
+    Target("wait_seconds", "The hub's response time, as a round waits for it.", lambda t: t.stats.wait.value),
     Target(
         "round_seconds",
         "One round: wait and verify, without prefill.",
@@ -105,7 +105,7 @@ TARGET_GAUGES: Final[tuple[Target, ...]] = (
 HUB_COUNTERS: Final[tuple[Hub, ...]] = (
     Hub("hub_busy_seconds", "Seconds of drafting.", lambda h: h.stats.busy_s),
     Hub("hub_ahead_seconds", "Seconds of drafting ahead of verdicts.", lambda h: h.stats.ahead_s),
-    Hub("hub_idle_seconds", "T_idle: seconds with tags open and nothing to draft.", lambda h: h.stats.idle_s),
+    Hub("hub_idle_seconds", "Seconds with tags open and nothing to draft.", lambda h: h.stats.idle_s),
     Hub("hub_draft_steps", "Draft steps: batched draft forwards.", lambda h: h.stats.num_draft_steps),
     Hub(
         "hub_declined_tags", "Times that a tag was declined because there was no room.", lambda h: h.stats.num_declined
@@ -141,7 +141,17 @@ HUB_GAUGES: Final[tuple[Hub, ...]] = (
     Hub("hub_waiting", "Length of the global request buffer.", lambda h: h.stats.num_waiting),
     Hub("hub_t_s_seconds", "t_s: one draft step.", lambda h: h.stats.t_s.value),
     Hub("hub_service_seconds", "S(d) = d t_s: first draft step to proposal.", lambda h: h.stats.service.value),
-    Hub("hub_queue_seconds", "Arrival of a request to its first draft step.", lambda h: h.stats.queue.value),
+    Hub("hub_queue_seconds", "T_wait: arrival of a request to its first draft step.", lambda h: h.stats.queue.value),
+    Hub(
+        "hub_idle_per_request_seconds",
+        "T_idle between two requests, as in StarSD's table 1, over the last seconds.",
+        lambda h: h.stats.idle_per_request_s,
+    ),
+    Hub(
+        "hub_idle_per_iteration_seconds",
+        "T_idle of equation 9: of an iteration, which serves every tag once.",
+        lambda h: h.stats.idle_per_iteration_s,
+    ),
     Hub("hub_sequences_per_step", "Sequences grown by one draft step.", lambda h: h.stats.sequences_per_step.value),
     Hub("hub_max_batch", "Sequences of a draft step, at most; 0 = all that wait.", lambda h: h.stats.max_batch),
     Hub("hub_load", "Busy / (busy + idle) over the last seconds.", lambda h: h.stats.load),
@@ -151,7 +161,12 @@ HUB_GAUGES: Final[tuple[Hub, ...]] = (
     Hub("hub_row_fill", "Share of the leased rows that tokens take; the rest is unused.", lambda h: h.stats.row_fill),
     Hub("hub_admitted", "Targets that are admitted, if admission is on.", lambda h: h.stats.num_admitted),
     Hub("hub_n_full", "N_full: targets that leave a hub no idle time; 0 = not known.", lambda h: h.stats.num_full),
-    Hub("hub_n_max", "N_max: targets that can all gain, and have rows; 0 = not known.", lambda h: h.stats.num_max),
+    Hub(
+        "hub_n_max",
+        "N_max: targets that can all gain, and have rows; 0 = not known. Only --admission n_max enforces it, and lets "
+        "targets measure their plain speed; else a plain token is taken to last as long as a proposal is away.",
+        lambda h: h.stats.num_max,
+    ),
     Hub("hub_fairness", "Jain's index over targets' draft tokens of the last seconds.", lambda h: h.stats.fairness),
 )
 
@@ -167,7 +182,9 @@ HUB_TARGET_GAUGES: Final[tuple[HubTarget, ...]] = (
     HubTarget("hub_target_tags", "Tags held for the target.", lambda s: s.num_tags),
     HubTarget("hub_target_acceptance_length", "Tokens of its rounds with a draft.", lambda s: s.acceptance_length),
     HubTarget(
-        "hub_target_queue_seconds", "Arrival of its requests to their first draft steps.", lambda s: s.queue.value
+        "hub_target_queue_seconds",
+        "T_wait: arrival of its requests to their first draft steps.",
+        lambda s: s.queue.value,
     ),
     HubTarget("hub_target_return_seconds", "Z: a proposal to its verdict.", lambda s: s.return_time.value),
     HubTarget(

@@ -11,7 +11,7 @@ from rich.text import Text
 from starspec.observe.metrics import StatusSnapshot
 from starspec.wire.messages import HubStatus, TargetStatus
 
-COLUMNS: Final = ("target", "tokens/s", "acceptance\nlength", "T_wait\nms", "t_v\nms", "running", "waiting", "draft")
+COLUMNS: Final = ("target", "tokens/s", "acceptance\nlength", "response\nms", "t_v\nms", "running", "waiting", "draft")
 PADDING: Final = (0, 0, 0, 1)  # narrow columns, so that names and numbers fit into 80 columns
 UNKNOWN: Final = "-"
 
@@ -69,7 +69,7 @@ def _target_text(status: TargetStatus) -> str:
     drafting = "" if status.is_draft_connected else f", draft {draft}"
     return (
         f"{status.target_id}: {tokens_per_s} tokens/s, acceptance length {acceptance_length}, "
-        f"T_wait {wait_ms} ms, {running} running{drafting}"
+        f"hub's response {wait_ms} ms, {running} running{drafting}"
     )
 
 
@@ -77,12 +77,20 @@ def _hub_text(status: HubStatus | None, state: str) -> str:
     if status is None:
         return state
     stats = status.stats
+    idle = f"T_idle {_ms(stats.idle_per_request_s)} ms a request, {stats.idle_s:.1f} s in all"
     ahead = f"{stats.hit_rate:.0%} hits ahead, {stats.saved_s:.1f} s saved, " if stats.num_ahead_nodes else ""
     return (
-        f"{status.draft_name}: load {stats.load:.0%}, T_idle {stats.idle_s:.1f} s, t_s {_ms(stats.t_s.value)} ms, "
+        f"{status.draft_name}: load {stats.load:.0%}, T_wait {_ms(stats.queue.value)} ms, {idle}, "
+        f"t_s {_ms(stats.t_s.value)} ms, "
         f"{ahead}{stats.sequences_per_step.value:.1f} sequences a draft step, "
-        f"{stats.num_targets} targets, {stats.num_tags} tags"
+        f"{stats.num_targets} targets (N_full {_count(stats.num_full)}, N_max {_count(stats.num_max)}), "
+        f"{stats.num_tags} tags"
     )
+
+
+def _count(number: int) -> str:
+    """0 = not known."""
+    return str(number or UNKNOWN)
 
 
 def _ms(seconds: float) -> str:

@@ -73,7 +73,6 @@ class AdmissionControl:
         self._past: dict[LinkId, _Past] = {}
         self._losing_since_s: float | None = None
         self._reviewed_s = float("-inf")
-        self.num_max = 0  # at the last review; 0 = not known
 
     @property
     def num_admitted(self) -> int:
@@ -105,12 +104,8 @@ class AdmissionControl:
             elif now - admitted.used_s >= (PAUSE_S if target in load.present else KEEP_S):
                 self._let_go(target, FORGET_S, now)
         if self._fixed is not None:
-            self.num_max = self._fixed
             return
-        measured, leaver = self._measured(load), None
-        if measured and load.cost is not None:
-            self.num_max = num_max(measured, load.cost, load.max_sequences, _most(measured, load.num_rows))
-            leaver = self._who_should_go(load, load.cost)
+        leaver = None if load.cost is None else self._who_should_go(load, load.cost)
         if leaver is None:
             self._losing_since_s = None
             return
@@ -173,6 +168,16 @@ class AdmissionControl:
         """The demand of a target that was admitted before, unless that was long ago."""
         past = self._past.get(target)
         return load.demands.get(target) if past is not None and now - past.left_s < past.forget_s else None
+
+
+def count_max(measured: Sequence[Demand], load: Load) -> int:
+    """N_max for a hub that serves these targets, whether targets are admitted by it or not; 0 = not known.
+
+    It is at most as many targets like these as have rows.
+    """
+    if not measured or load.cost is None:
+        return 0
+    return num_max(measured, load.cost, load.max_sequences, _most(measured, load.num_rows))
 
 
 def _num_sequences(demands: Sequence[Demand]) -> float:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import chain, cycle, islice
 from statistics import median_low
 
+from starspec.bench.batch.conversations import conversation_jobs
 from starspec.bench.batch.methods import MethodRun, run_method
 from starspec.bench.batch.plan import PLAIN, BatchMethod, BatchPlan
 from starspec.bench.batch.report import BatchReport, ratios_of
@@ -54,7 +55,7 @@ class _Bench:
         )
         self.workbench = Workbench(models.target_config(num_rows), self.speculative)
         # a prefilled prompt keeps its row; a sequence that ends first must not free the row of the next one
-        like_target = replace(self.workbench.config, num_rows=max(num_rows, 2 * plan.num_prompts))
+        like_target = replace(self.workbench.config, num_rows=max(num_rows, 2 * plan.num_asked))
         self.hub = LocalHub(like_target, self.workbench.runner.info, self.speculative, self.workbench.tokenizer)
         self.known = KnownPrompts()
         self._draft_prefills: dict[int, tuple[Drafts, float]] = {}  # batch size -> drafts, and seconds of their prefill
@@ -136,6 +137,8 @@ def measure_batch(models: ModelPair, prompts: Sequence[Prompt], plan: BatchPlan,
         numerics=bench.workbench.numerics_report,
         is_promised=bench.workbench.promises_equality,
         max_passed_over=plan.exspec.max_passed_over,
+        min_group=plan.exspec.min_group,
+        is_multi_turn=plan.is_multi_turn,
         admission=plan.admission,
         load=plan.load,
         context=plan.context,
@@ -160,7 +163,11 @@ def _jobs(bench: Workbench, prompts: Sequence[Prompt], plan: BatchPlan) -> tuple
             "out; a context (--context) takes any"
         )
     sampling = Sampling(temperature=plan.temperature)
-    jobs = bench.jobs(spread(fitting, plan.num_prompts), sampling, plan.max_tokens)
+    chosen = spread(fitting, plan.num_asked)
+    if plan.is_multi_turn:
+        longest = plan.max_prompt_tokens
+        return conversation_jobs(bench, chosen, sampling, plan.max_tokens, longest)[: plan.num_asked], len(fitting)
+    jobs = bench.jobs(chosen, sampling, plan.max_tokens)
     if plan.context is not None:
         jobs = of_context(jobs, bench.jobs(fitting, sampling, plan.max_tokens), plan.context)
     return of_one_length(jobs) if plan.is_one_length else jobs, len(fitting)

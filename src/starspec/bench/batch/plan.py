@@ -17,12 +17,20 @@ from starspec.errors import ConfigError
 
 PLAIN: Final = "plain"  # no drafts, ragged
 EXSPEC: Final = BatchingConfig(method="exspec")
+UNBOUNDED: Final = "exspec-unbounded"  # as in the paper, where a sequence of a length of its own may wait for ever
 FAST: Final = "-fast"  # suffix of a ragged method: numerics that do not keep the bits
-METHODS: Final = (*BATCHINGS, PLAIN, "ragged" + FAST, PLAIN + FAST)
+METHODS: Final = (*BATCHINGS, UNBOUNDED, PLAIN, "ragged" + FAST, PLAIN + FAST)
 MAX_PROMPT_TOKENS = 448
+NUM_PROMPTS = 32  # or as many as ExSpec's largest window holds
 QUICK_SIZES = (1, 4)
 QUICK_PROMPTS = 4
 QUICK_PROMPT_TOKENS = 192
+
+
+def batching_of(name: str) -> BatchingMethod:
+    """How a method of this bench lays out its batches."""
+    base = "exspec" if name == UNBOUNDED else name.removesuffix(FAST)
+    return next((method for method in BATCHINGS if method == base), "ragged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +56,10 @@ class BatchMethod:
         cls, name: str, batch_size: int, exspec: BatchingConfig = EXSPEC, admission: BatchAdmission = "continuous"
     ) -> BatchMethod:
         """Args: exspec: the batching of that method; admission: of all other methods."""
-        base = name.removesuffix(FAST)
-        kind: BatchingMethod = next((method for method in BATCHINGS if method == base), "ragged")
-        return cls(name, batch_size, exspec if kind == "exspec" else BatchingConfig(method=kind, admission=admission))
+        kind = batching_of(name)
+        if kind == "exspec":
+            return cls(name, batch_size, replace(exspec, max_passed_over=None) if name == UNBOUNDED else exspec)
+        return cls(name, batch_size, BatchingConfig(method=kind, admission=admission))
 
     @property
     def is_plain(self) -> bool:
@@ -75,13 +84,24 @@ class BatchPlan:
     )
     exspec: BatchingConfig = EXSPEC  # with its window and bound
     admission: BatchAdmission = "continuous"  # of all methods but exspec, which refills its window
-    num_prompts: Annotated[int, Option("Prompts used.", MEASURE, least=1)] = 32
+    num_prompts: Annotated[
+        int | None,
+        Option("Prompts used.", MEASURE, least=1, shown=f"{NUM_PROMPTS}, or as many as fill ExSpec's largest window"),
+    ] = None
     max_prompt_tokens: int = MAX_PROMPT_TOKENS  # longer prompts are left out, without a context
     context: Annotated[
         int | None, Option("Grow prompts to about so many tokens.", MEASURE, least=8, shown="as they are")
     ] = None
     is_one_length: Annotated[
         bool, Option("Cut prompts to the median length; no shorter ones.", MEASURE, flags=("--same-length",))
+    ] = False
+    is_multi_turn: Annotated[
+        bool,
+        Option(
+            "Ask all turns of the prompts, each with the turns and plain answers before it, shuffled.",
+            MEASURE,
+            flags=("--multi-turn",),
+        ),
     ] = False
     max_tokens: Annotated[int, Option("Tokens of an answer.", MEASURE, least=1)] = 64
     temperature: Annotated[float, Option("0 is greedy.", MEASURE, least=0.0)] = 0.0
@@ -111,7 +131,13 @@ class BatchPlan:
     ] = 0.0
 
     def __post_init__(self) -> None:
-        for number in (*self.batch_sizes, self.num_prompts, self.max_tokens, self.num_draft_tokens, self.num_repeats):
+        for number in (
+            *self.batch_sizes,
+            self.num_prompts or 1,
+            self.max_tokens,
+            self.num_draft_tokens,
+            self.num_repeats,
+        ):
             if number < 1:
                 raise ConfigError(f"sizes and numbers of a measurement must be at least 1, got {number}")
         if not self.methods or not self.batch_sizes:
@@ -124,10 +150,24 @@ class BatchPlan:
         for name, is_given in given.items():
             if are_plain and is_given:
                 raise ConfigError(f"{name} is of methods that draft, and there are none")
-        if set(self.methods) == {"exspec"}:
+        if self.methods and all(batching_of(name) == "exspec" for name in self.methods):
             replace(self.exspec, admission=self.admission)  # refuses fixed batches
+        if self.is_multi_turn and (self.context is not None or self.is_one_length):
+            raise ConfigError("--multi-turn asks conversations as they are: give no --context or --same-length with it")
         if not 0.0 <= self.load < 1.0:
             raise ConfigError(f"load must be at least 0 and below 1, got {self.load}: at 1 the queue grows for ever")
+
+    @property
+    def num_asked(self) -> int:
+        """Prompts to use: as asked for, or so many that every window of ExSpec can be full."""
+        if self.num_prompts is not None:
+            return self.num_prompts
+        windows = [self.exspec.num_rows(size) for size in self.batch_sizes if self._has_exspec]
+        return max([NUM_PROMPTS, *windows])
+
+    @property
+    def _has_exspec(self) -> bool:
+        return any(batching_of(name) == "exspec" for name in self.methods)
 
     @property
     def max_model_len(self) -> int:
@@ -138,7 +178,7 @@ class BatchPlan:
         return replace(
             self,
             batch_sizes=tuple(size for size in self.batch_sizes if size in QUICK_SIZES) or (min(self.batch_sizes),),
-            num_prompts=min(self.num_prompts, QUICK_PROMPTS),
+            num_prompts=min(self.num_asked, QUICK_PROMPTS),
             max_prompt_tokens=min(self.max_prompt_tokens, QUICK_PROMPT_TOKENS),
             context=None if self.context is None else min(self.context, QUICK_PROMPT_TOKENS),
             max_tokens=min(self.max_tokens, 12),

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starspec.bench.batch.plan import FAST, METHODS, PLAIN
+from starspec.bench.batch.plan import FAST, METHODS, PLAIN, batching_of
 from starspec.bench.batch.rows import BatchRow, ratio_of
 from starspec.bench.lossless import mistake_sentences, promises_tokens
-from starspec.config import BATCHINGS, BatchingMethod, Dtype
+from starspec.config import Dtype
 from starspec.harness.compare import divergence_lines
 from starspec.harness.figures import require_matplotlib, save
 from starspec.harness.provenance import Provenance
@@ -33,7 +33,9 @@ class BatchReport:
     dtype: Dtype
     numerics: str
     is_promised: bool  # whether these settings promise the tokens of plain decoding, in ragged batches
-    max_passed_over: int | None
+    max_passed_over: int | None  # of exspec; exspec-unbounded has none
+    min_group: int  # of exspec
+    is_multi_turn: bool
     admission: str  # of all but exspec, which refills its window
     temperature: float
     max_tokens: int
@@ -53,7 +55,7 @@ class BatchReport:
         return mistake_sentences(*(f"{_names(rows)}: answers differ" if rows else "" for rows in (broken, unexplained)))
 
     def _is_promised_of(self, row: BatchRow) -> bool:
-        layout: BatchingMethod = next((each for each in BATCHINGS if each == row.method), "ragged")
+        layout = batching_of(row.method)
         return self.is_promised and not row.method.endswith(FAST) and promises_tokens(layout, self.dtype)
 
     @property

@@ -17,7 +17,6 @@ from starspec.config import HubConfig, ModelConfig
 from starspec.harness.figures import require_matplotlib
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
-from starspec.harness.table import Block, Column, Table, ratio_lines
 
 MAX_MODEL_LEN = 4096
 PLAIN, SINGLE, ADMITTED, FULL = "plain", "one at a time", "one at a time, n_max", "full"
@@ -96,10 +95,17 @@ class StarRow:
     sessions_per_layer: float  # sequences in a draft step; the name is that of receipts
     layer_ms: float  # t_s, one draft step as measured, with the overhead of sleeping; the name is that of receipts
     service_ms: float  # S(d), as measured
-    wait_ms: float  # T_wait, a round
+    wait_ms: float  # the hub's response time, as a round waits for it; T_wait is `t_wait_ms`
+    t_wait_ms: float  # T_wait: of a request in the hub's buffer
+    t_idle_ms: float  # T_idle between two requests, as in Table 1
+    t_idle_iteration_ms: float  # T_idle of equation 9
     link_ms: float  # t_c, a round
     paper_rounds_per_s: float | None  # as StarSD measured, if it did
     paper_tokens_per_s: float | None
+    paper_step_ms: float | None  # t_s
+    paper_t_wait_ms: float | None
+    paper_t_idle_ms: float | None
+    paper_load: float | None
 
 
 def measure_star(plan: StarPlan, advance: Callable[[str], None]) -> Report:
@@ -253,9 +259,16 @@ def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, Served]]
         layer_ms=served.layer_ms,
         service_ms=served.service_ms,
         wait_ms=served.wait_ms,
+        t_wait_ms=served.queue_ms,
+        t_idle_ms=served.idle_ms,
+        t_idle_iteration_ms=served.idle_ms * num_targets,
         link_ms=served.link_ms,
         paper_rounds_per_s=paper.rounds_per_s if paper else None,
         paper_tokens_per_s=paper.tokens_per_s if paper else None,
+        paper_step_ms=paper.step_ms if paper else None,
+        paper_t_wait_ms=paper.wait_ms if paper else None,
+        paper_t_idle_ms=paper.idle_ms if paper else None,
+        paper_load=paper.load if paper else None,
     )
 
 
@@ -293,31 +306,3 @@ def _ratios(rows: Sequence[StarRow], weighted: Served) -> dict[str, float]:
 
 def _lowest(rows: Iterable[StarRow]) -> float:
     return min(row.vs_plain for row in rows if row.vs_plain is not None)
-
-
-COLUMNS = (
-    Column("targets", "num_targets"),
-    Column("service", "service"),
-    Column("tokens/s", "tokens_per_s", ".0f"),
-    Column("in paper", "paper_tokens_per_s", ".0f"),
-    Column("lowest", "tokens_per_s_lowest", ".1f"),
-    Column("x plain", "vs_plain", ".2f"),
-    Column("R_q", lambda row: row.proposals_per_s or None, ".1f"),
-    Column("said", "proposals_per_s_closed_form", ".1f"),
-    Column("in paper", "paper_rounds_per_s", ".1f"),
-    Column("load", "load", ".0%"),
-    Column("hits", "hit_rate", ".0%"),
-    Column("T_wait", "wait_ms", ".1f"),
-    Column("t_c", "link_ms", ".2f"),
-)
-
-
-def blocks(report: Report) -> list[Block]:
-    """What people read: one row for each service of each number of targets."""
-    slow_motion = report.notes["slow_motion"]
-    pace = "" if slow_motion == 1 else f" at 1/{slow_motion:g} of their speed, in their time"
-    title = (
-        f"synthetic accelerators{pace}; R_q = proposals of the hub a second, said = by StarSD's equations 8 to 10, "
-        "with the S and Z of one target just before; T_wait and t_c in milliseconds a round"
-    )
-    return [Table(title, COLUMNS, report.rows), *ratio_lines(report.ratios)]

@@ -22,19 +22,23 @@ VOCAB: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class PaperRow:
-    """What StarSD measured with so many targets."""
+    """What StarSD measured with so many targets: a column of Table 1."""
 
     rounds_per_s: float  # R_q
     tokens_per_s: float  # O
+    step_ms: float  # t_s
+    wait_ms: float  # T_wait: of a request in the hub's buffer
+    idle_ms: float  # T_idle: between two requests
+    load: float  # of the hub
 
 
 PAPER: Final = {
-    1: PaperRow(20.90, 79.9),
-    2: PaperRow(49.25, 167.6),
-    3: PaperRow(72.26, 246.3),
-    4: PaperRow(81.54, 266.6),
-    5: PaperRow(85.52, 285.5),
-    6: PaperRow(85.84, 288.7),
+    1: PaperRow(20.90, 79.9, 2.24, 0.01, 30.6, 0.333),
+    2: PaperRow(49.25, 167.6, 1.36, 0.50, 9.8, 0.503),
+    3: PaperRow(72.26, 246.3, 1.36, 0.60, 3.4, 0.754),
+    4: PaperRow(81.54, 266.6, 1.42, 3.90, 0.6, 0.914),
+    5: PaperRow(85.52, 285.5, 1.46, 13.0, 0.0, 0.995),
+    6: PaperRow(85.84, 288.7, 1.46, 22.3, 0.0, 0.996),
 }
 
 
@@ -63,10 +67,17 @@ class ClosedForm:
     service_ms: float  # S
     return_ms: float  # Z
 
+    def idle_ms(self, num_targets: int) -> float:
+        """T_idle of an iteration (eq. 9). Table 1 has it between two requests: divided by the number of targets."""
+        return max(0.0, self.return_ms - (num_targets - 1) * self.service_ms)
+
+    def wait_ms(self, num_targets: int) -> float:
+        """T_wait: what is left of an iteration after a target's own service and return; 0 while the hub idles."""
+        return max(0.0, (num_targets - 1) * self.service_ms - self.return_ms)
+
     def round_ms(self, num_targets: int) -> float:
         """T: all targets are served once (eqs. 8 to 10)."""
-        idle_ms = max(0.0, self.return_ms - (num_targets - 1) * self.service_ms)  # eq. 9
-        return num_targets * self.service_ms + idle_ms
+        return num_targets * self.service_ms + self.idle_ms(num_targets)
 
     def rounds_per_s(self, num_targets: int) -> float:
         """R_q."""

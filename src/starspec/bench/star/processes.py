@@ -12,14 +12,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from starspec.config import HubConfig, ModelConfig
+from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.engine.engine import TargetEngine
 from starspec.fingerprint import vocab_fingerprint
 from starspec.harness.decode import Job
 from starspec.harness.star import DEADLINE_S, IDLE_WAIT_S, await_hub, connected_target, hub_loop
+from starspec.hub.build import load_drafter, suited_to
 from starspec.ids import RequestId, Tag, TargetId
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
+from starspec.models.resolve import resolve_draft
 from starspec.models.runner import BatchRunner
 from starspec.models.synthetic.spec import parse_synthetic
 from starspec.observe.trace import Trace
@@ -53,8 +55,9 @@ class TargetTimes:
     num_rounds: int
     num_proposals: int  # with at least one token
     seconds: float
-    wait_s: float  # T_wait, a round
+    wait_s: float  # the hub's response time, a round
     link_s: float  # t_c, a round
+    verify_s: float = 0.0  # t_v, a round
 
     @property
     def tokens_per_s(self) -> float:
@@ -62,14 +65,24 @@ class TargetTimes:
         return self.num_tokens / self.seconds
 
 
-def run_hub(parent: Connection, model: ModelConfig, config: HubConfig, trace_folder: Path | None = None) -> None:
+def run_hub(
+    parent: Connection,
+    model: ModelConfig,
+    config: HubConfig,
+    trace_folder: Path | None = None,
+    target: str | None = None,
+) -> None:
     """Serve until the parent sends None. For every other message of the parent, send the statistics.
 
+    Args:
+        model: a draft model, or an EAGLE head.
+        target: the model that a head drafts for.
     Sends: the public port; then a HubStats for each word.
     """
-    runner, trace_file = load_runner(model), _trace_file(trace_folder, "hub")
+    draft = resolve_draft(SpeculativeConfig(model=model.model))
+    loaded, trace_file = load_drafter(draft, model, model.num_rows, target), _trace_file(trace_folder, "hub")
     trace = Trace("hub") if trace_file else None
-    with hub_loop(runner, model, config, trace=trace, transport_trace=trace) as (loop, port):
+    with hub_loop(loaded, suited_to(draft, config), trace=trace, transport_trace=trace) as (loop, port):
         parent.send(port)
         while True:
             if parent.poll():
@@ -100,7 +113,7 @@ def _take_turn(parent: Connection, name: str, runner: BatchRunner, endpoint: str
     with attached(name, runner, load_tokenizer(runner.info.name), endpoint, turn) as target:
         parent.send(True)
         parent.recv()
-        requests = _Requests(target.engine, f"{name}-{turn.seed}")
+        requests = Requests(target.engine, _synthetic_jobs(f"{name}-{turn.seed}"))
         requests.serve_for(turn.warm_up_s)  # no pause follows: a target that pauses may lose its admission
         parent.send(target.measure(lambda: requests.serve_for(turn.seconds)))
         requests.end()
@@ -130,6 +143,7 @@ class AttachedTarget:
             seconds,
             self.stats.wait.value,
             self.stats.t_c.value,
+            self.stats.t_v.value,
         )
 
 
@@ -148,12 +162,12 @@ def _trace_file(folder: Path | None, name: str) -> Path | None:
     return None if folder is None else folder / f"{name}.json"
 
 
-class _Requests:
+class Requests:
     """An endless stream of requests, one at a time."""
 
-    def __init__(self, engine: TargetEngine, name: str) -> None:
+    def __init__(self, engine: TargetEngine, jobs: Iterator[Job]) -> None:
         self._engine = engine
-        self._seeds = itertools.count(zlib.crc32(name.encode()))
+        self._jobs = jobs
         self._running: RequestId | None = None
 
     def serve_for(self, seconds: float) -> int:
@@ -161,7 +175,9 @@ class _Requests:
         end_s, num_tokens = time.monotonic() + seconds, 0
         while time.monotonic() < end_s:
             if self._running is None:
-                self._running = self._submit(next(self._seeds))
+                job = next(self._jobs)
+                self._running = RequestId(job.name)
+                self._engine.submit(self._running, job.spec)
             for output in self._engine.step().values():
                 num_tokens += len(output.token_ids)
                 if output.finish_reason is not None:
@@ -176,12 +192,11 @@ class _Requests:
         while self._engine.has_work:
             self._engine.step()
 
-    def _submit(self, seed: int) -> RequestId:
+
+def _synthetic_jobs(name: str) -> Iterator[Job]:
+    for seed in itertools.count(zlib.crc32(name.encode())):
         prompt = tuple((seed >> index) % 400 + 8 for index in range(16))  # successive seeds give different prompts
-        job = Job(f"request-{seed}", prompt, SamplingSpec(temperature=0.0, end_token_ids=()), MAX_TOKENS)
-        request_id = RequestId(job.name)
-        self._engine.submit(request_id, job.spec)
-        return request_id
+        yield Job(f"request-{seed}", prompt, SamplingSpec(temperature=0.0, end_token_ids=()), MAX_TOKENS)
 
 
 NUM_TAGS: Final = 4  # sequences; while one is answered, the others wait

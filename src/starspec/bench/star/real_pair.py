@@ -63,7 +63,9 @@ class RealPairRow:
     hit_rate: float
     load: float  # of the hub
     layer_ms: float  # t_s, a draft step; the name is that of receipts
-    wait_ms: float  # T_wait, a round
+    wait_ms: float  # the hub's response time, as a round waits for it
+    t_wait_ms: float  # T_wait: of a request in the hub's buffer
+    t_idle_ms: float  # T_idle between two requests
     link_ms: float  # t_c, a round
 
 
@@ -144,8 +146,10 @@ def _row(run_ahead: RunAhead, num_draft_tokens: int, turns: Sequence[Served]) ->
         hit_rate=middle.hub.hit_rate,
         load=middle.hub.load,
         layer_ms=middle.hub.t_s.value * 1e3,
-        wait_ms=middle.targets[0].wait_s * 1e3,
-        link_ms=middle.targets[0].link_s * 1e3,
+        wait_ms=middle.wait_ms,
+        t_wait_ms=middle.queue_ms,
+        t_idle_ms=middle.idle_ms,
+        link_ms=middle.link_ms,
     )
 
 
@@ -178,10 +182,15 @@ COLUMNS = (
     Column("hits", "hit_rate", ".0%"),
     Column("load", "load", ".0%"),
     Column("t_s", "layer_ms", ".1f"),
-    Column("T_wait", "wait_ms", ".1f"),
+    Column("response", "wait_ms", ".1f"),
+    Column("T_wait", "t_wait_ms", ".2f"),
+    Column("T_idle", "t_idle_ms", ".1f"),
     Column("t_c", "link_ms", ".1f"),
 )
-TITLE = "one target and one hub, a core each; t_s = a draft step, T_wait and t_c a round, in milliseconds"
+TITLE = (
+    "one target and one hub, a core each; in milliseconds: t_s = a draft step, response = of the hub, a round, "
+    "T_wait = of a request in the hub's buffer, T_idle = between two requests, t_c a round"
+)
 
 
 def blocks(report: Report) -> list[Block]:

@@ -67,6 +67,7 @@ class StarTargets:
             ]
             for each in self.processes:
                 each.receive()
+            self.model = model.model
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -131,18 +132,28 @@ class Served:
 
     @property
     def queue_ms(self) -> float:
-        """How long a request waits at the hub before it is served."""
+        """T_wait: how long a request waits in the hub's buffer before it is served."""
         return self._modelled_ms(self.hub.queue.of_all)
 
     @property
+    def idle_ms(self) -> float:
+        """T_idle between two requests, as in StarSD's Table 1. Equation 9's, of an iteration, is N times as long."""
+        return self._modelled_ms(self.hub.idle_per_request_s)
+
+    @property
     def wait_ms(self) -> float:
-        """T_wait, a round."""
+        """The hub's response time, as a round of a target waits for it. Not T_wait."""
         return self._modelled_ms(mean(each.wait_s for each in self.targets))
 
     @property
     def link_ms(self) -> float:
         """t_c, a round."""
         return self._modelled_ms(mean(each.link_s for each in self.targets))
+
+    @property
+    def verify_ms(self) -> float:
+        """t_v, a round."""
+        return self._modelled_ms(mean(each.verify_s for each in self.targets))
 
     def _modelled_ms(self, seconds: float) -> float:
         return seconds * 1e3 / self.slow_motion
@@ -154,7 +165,7 @@ def serve_turn(draft: ModelConfig, config: HubConfig, targets: StarTargets, num_
     Raises: PeerLost if a process dies or hangs.
     """
     taking_part = targets.processes[:num_targets]
-    with BenchProcess(run_hub, draft, config, turn.trace_folder, cores=CoreSet.FIRST) as hub:
+    with BenchProcess(run_hub, draft, config, turn.trace_folder, targets.model, cores=CoreSet.FIRST) as hub:
         endpoint = f"tcp://127.0.0.1:{hub.receive()}"
         for each in taking_part:
             each.send((endpoint, turn))

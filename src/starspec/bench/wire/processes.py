@@ -13,7 +13,7 @@ from starspec.bench.wire.times import Interval
 from starspec.cache.ragged import RaggedCache
 from starspec.config import HubConfig, ModelConfig
 from starspec.harness.decode import Job, decode
-from starspec.harness.star import IDLE_WAIT_S, TargetTransportAround, connected_target, hub_loop
+from starspec.harness.star import IDLE_WAIT_S, TargetTransportAround, connected_target, hub_loop, loaded_causal
 from starspec.ids import LinkId, Tag
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
@@ -136,8 +136,7 @@ def run_hub(parent: Connection, model: ModelConfig) -> None:
     log = RequestLog()
     runner = TimedRunner(load_runner(model))
     with hub_loop(
-        runner,
-        model,
+        loaded_causal(runner, model),
         HubConfig(port=0),
         transport_trace=log,
         around=lambda transport: LoggedTransport(transport, log),
