@@ -88,8 +88,12 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
             gguf_file=gguf.name,
             dtype=torch.bfloat16,
             quantization_config=GgufConfig(dequantize=True),
+            ignore_mismatched_sizes=True,  # they are refused below, in one sentence
             output_loading_info=True,
         )
+        if loaded["mismatched_keys"]:
+            name, found, wanted = min(loaded["mismatched_keys"])
+            raise ValueError(f"{name} is {list(found)}, but its header asks for {list(wanted)}")
         if loaded["missing_keys"]:  # transformers would use random numbers instead
             raise ValueError(f"it is incomplete: {min(loaded['missing_keys'])} is missing")
         advance("writing the folder")

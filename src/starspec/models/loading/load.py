@@ -11,6 +11,7 @@ import torch
 
 from starspec.config import DEFAULT_MAX_MODEL_LEN, ModelConfig
 from starspec.errors import ConfigError, ModelError
+from starspec.models.attention.rotary import check_rotary
 from starspec.models.fused import FUSED_FAMILIES, FusedRunner, why_not_fused
 from starspec.models.graphs.cuda import StepGraphs
 from starspec.models.linear.packer import make_packer
@@ -18,7 +19,7 @@ from starspec.models.loading.config_json import check_length, read_config
 from starspec.models.loading.device import take_device
 from starspec.models.loading.llama_checkpoint import read_llama_checkpoint
 from starspec.models.loading.locate import folder_name, is_synthetic, locate
-from starspec.models.loading.supported import check_class, check_config, model_length, require_plain_attention
+from starspec.models.loading.supported import check_class, check_config, model_length
 from starspec.models.loading.tensors import check_finite
 from starspec.models.loading.tokenizer import eos_token_ids, load_tokenizer
 from starspec.models.loading.transformers_calls import as_model_error
@@ -48,7 +49,7 @@ def load_runner(config: ModelConfig) -> LoadedRunner:
     folder = locate(config.model)
     hf_config = _read_config(config.model, folder)
     max_model_len = _max_model_len(config, hf_config)
-    require_plain_attention(config.model, hf_config, max_model_len)
+    check_rotary(config.model, hf_config, max_model_len)
     is_fused = config.fused and why_not_fused(hf_config) is None
     model: Any = read_llama_checkpoint(folder, hf_config, getattr(torch, config.dtype)) if is_fused else None
     if model is None:

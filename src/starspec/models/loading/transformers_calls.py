@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections.abc import Iterator
 
 from starspec.errors import ModelError, StarspecError
 
 MAX_QUOTED_CHARS = 200  # of a foreign error message that is quoted
+# nobody sees that report, because it goes to the suppressed log
+ABOUT_A_REPORT = re.compile(r"\s*For details look at [^.!]*above report[.!]?")
 
 
 @contextlib.contextmanager
@@ -47,7 +50,7 @@ def as_model_error(complaint: str) -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """The message of a foreign error, shortened to one line that fits into a sentence."""
-    text = str(error).strip() or type(error).__name__
+    text = ABOUT_A_REPORT.sub("", str(error)).strip() or type(error).__name__
     line = text.splitlines()[0].strip()
     if line.endswith(":"):  # the subject of the message is on the next lines
         line = " ".join(text.split())
