@@ -75,7 +75,8 @@ def _hf_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -
     if config.fused or config.quantization != "none":
         swap_linears(model, make_packer(config, info.vocab_size))
     info = replace(info, num_weight_bytes=num_step_bytes(model))
-    expected = reference.reference_logits(model)
+    with as_model_error(f"'{config.model}' cannot be run by transformers"):
+        expected = reference.reference_logits(model)
     with as_model_error(f"'{config.model}' cannot be run over starspec's cache"):
         runner = _settled(TransformersRunner(model, config, info), config, folder)
         reference.check_reference_logits(config.model, runner, expected)
