@@ -17,7 +17,7 @@ from starspec.models.loading.load import load_runner
 from starspec.models.runner import Segment
 
 HIDDEN, HEADS, LAYERS, INNER = 64, 4, 2, 96
-TOKENS = [chr(code) for code in range(33, 127)] + ["ab", "<end>"]
+TOKENS = [chr(code) for code in range(33, 127)] + ["ab", "<unk>", "<bos>", "<pad>", "<eos>", "<|endoftext|>"]
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,8 @@ def gguf_of(model, path, *, arch, facts):
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_freq_base(10000.0)
+    theta = config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"]
+    writer.add_rope_freq_base(theta)
     facts(writer)
     add_vocabulary(writer)
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -70,9 +71,17 @@ def window_and_head(writer):
     writer.add_layer_norm_rms_eps(1e-6)
 
 
+BY_LAYER_TYPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "default", "rope_theta": 50000.0},
+}
 OF_FAMILIES = {
     "gemma2": (Gemma2Config, {"head_dim": 16, "sliding_window": 8}, window_and_head),
-    "gemma3": (Gemma3TextConfig, {"head_dim": 16, "sliding_window": 8}, window_and_head),
+    "gemma3": (
+        Gemma3TextConfig,
+        {"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 6, "rope_parameters": BY_LAYER_TYPE},
+        window_and_head,
+    ),
     "qwen2": (Qwen2Config, {}, lambda writer: writer.add_layer_norm_rms_eps(1e-6)),
     "stablelm": (StableLmConfig, {}, lambda writer: writer.add_layer_norm_eps(1e-5)),
     "nemotron": (NemotronConfig, {}, lambda writer: writer.add_layer_norm_eps(1e-5)),
@@ -84,8 +93,8 @@ def test_a_file_of_a_family_gives_the_weights_that_were_written(arch, tmp_path):
     config_class, own, facts = OF_FAMILIES[arch]
     torch.manual_seed(3)
     config = config_class(
-        vocab_size=len(TOKENS), hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS, num_key_value_heads=2, max_position_embeddings=128, **own,
+        vocab_size=len(TOKENS), hidden_size=HIDDEN, intermediate_size=INNER, num_attention_heads=HEADS,
+        num_key_value_heads=2, max_position_embeddings=128, **{"num_hidden_layers": LAYERS, **own},
     )  # fmt: skip
     plain = AutoModelForCausalLM.from_config(config).eval()
     for parameter in plain.parameters():  # exact in bfloat16, and norms that are not all ones
