@@ -1,5 +1,7 @@
 """Every attention mode against float64, token by token and head by head."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -9,6 +11,7 @@ from starspec.cache.ragged import KEY_BLOCK, RaggedCache
 from starspec.models.attention.call import MIN_QUERY_ROWS, Form
 from starspec.models.attention.plan import MAX_QUERY_ROWS, AttentionMode, joined, plan_calls
 from starspec.models.attention.ragged import Placement, RaggedAttention
+from starspec.models.attention.scores import ScoreRule, attended, causal_mask, windowed
 from starspec.models.batch import RowRange, build_batch, plan_forwards
 from starspec.models.runner import Segment
 
@@ -16,10 +19,31 @@ HEAD_DIM = 16
 NUM_SLOTS = 3 * KEY_BLOCK
 
 
-def slow_attention(keys, values, query, visible, scaling):
-    """One head of one token: keys and values [S, D], query [D], visible a list of slots."""
-    weights = (keys[visible] @ query * scaling).softmax(dim=0)
-    return weights @ values[visible]
+SINKS = torch.tensor([0.5, -1.0, 3.0, 0.0, 1.5, -2.0])
+RULES = {
+    "plain": ScoreRule(0.3),
+    "a narrow window": ScoreRule(0.3, window=2),
+    "a window": ScoreRule(0.3, window=KEY_BLOCK + 7),
+    "softcap": ScoreRule(0.3, softcap=0.7),
+    "sinks": ScoreRule(0.3, sinks=SINKS),
+    "everything": ScoreRule(0.3, window=5, softcap=0.7, sinks=SINKS),
+}
+
+
+def slow_attention(keys, values, query, visible, rule, head=0):
+    """One head of one token: keys and values [S, D], query [D], visible a list of slots, ancestors first."""
+    visible = visible[-rule.window :] if rule.window else visible
+    scores = keys[visible] @ query * rule.scaling
+    if rule.softcap:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    if rule.sinks is None:
+        return scores.softmax(dim=0) @ values[visible]
+    return torch.cat((scores, rule.sinks[head : head + 1])).softmax(dim=0)[:-1] @ values[visible]
+
+
+def rule_for(name, num_heads):
+    rule = RULES[name]
+    return rule if rule.sinks is None else replace(rule, sinks=rule.sinks[:num_heads])
 
 
 def make_cache(prefix_lens, num_kv_heads):
@@ -66,10 +90,14 @@ def mode(request, monkeypatch):
 
 
 @pytest.mark.parametrize("heads", [(6, 2), (4, 4), (5, 1), (1, 1)])
-@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(trees=st.lists(st.tuples(st.integers(1, 2 * KEY_BLOCK), parents()), min_size=1, max_size=3))
-def test_every_token_attends_its_prefix_and_its_ancestors_and_nothing_else(heads, mode, trees):
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    trees=st.lists(st.tuples(st.integers(1, 2 * KEY_BLOCK), parents()), min_size=1, max_size=3),
+    kind=st.sampled_from(list(RULES)),
+)
+def test_every_token_attends_its_prefix_and_its_ancestors_and_nothing_else(heads, mode, trees, kind):
     num_heads, num_kv_heads = heads
+    rule = rule_for(kind, num_heads)
     cache = make_cache([length for length, _ in trees], num_kv_heads)
     segments = [Segment(row, [1] * len(tree), len(tree), tree) for row, (_, tree) in enumerate(trees)]
     num_tokens = sum(len(tree) for _, tree in trees)
@@ -78,7 +106,7 @@ def test_every_token_attends_its_prefix_and_its_ancestors_and_nothing_else(heads
     keys_values = torch.randn(num_tokens, 2, num_kv_heads, HEAD_DIM, generator=generator)
     [pieces] = plan_forwards(segments, RowRange(1, None))
     batch = build_batch(pieces, cache, RowRange(1, None), num_heads, mode)
-    got = batch.attention(0, query, keys_values, 0.3).view(num_tokens, num_heads, HEAD_DIM)
+    got = batch.attention(0, query, keys_values, rule).view(num_tokens, num_heads, HEAD_DIM)
 
     row_of = [(row, token) for row, (_, tree) in enumerate(trees) for token in range(len(tree))]
     for index, (row, token) in enumerate(row_of):
@@ -91,7 +119,7 @@ def test_every_token_attends_its_prefix_and_its_ancestors_and_nothing_else(heads
             kv_head = head // (num_heads // num_kv_heads)
             keys, values = (stored[0][row, kv_head].double() for stored in (cache.keys, cache.values))
             visible = [*range(prefix_len), *reversed(path)]
-            expected = slow_attention(keys, values, query[index, head].double(), visible, 0.3)
+            expected = slow_attention(keys, values, query[index, head].double(), visible, rule, head)
             # float32 sums of up to 142 slots
             torch.testing.assert_close(got[index, head].double(), expected, atol=1e-5, rtol=1e-4)
     # branches that were laid out are back where they were written
@@ -129,7 +157,9 @@ def test_runs_of_several_rows_attend_in_one_call_what_each_attends_alone(rows, h
     keys_values = torch.randn(num_tokens, 2, num_kv_heads, HEAD_DIM, generator=torch.Generator().manual_seed(2))
     placements = [Placement(row, prefix_lens[row], len(tree)) for row in rows]
     expected, got = (
-        RaggedAttention(cache, placements, each, num_rows=num_tokens, num_heads=num_heads)(0, query, keys_values, 0.3)
+        RaggedAttention(cache, placements, each, num_rows=num_tokens, num_heads=num_heads)(
+            0, query, keys_values, ScoreRule(0.3)
+        )
         for each in (calls, together)
     )
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
@@ -253,3 +283,43 @@ def test_no_run_that_is_read_by_run_has_more_query_rows_than_one_block_of_the_ke
     for call in calls:
         assert call.mask.shape[2] <= MAX_QUERY_ROWS or call.last == call.first + 1
     RaggedAttention(cache, [], calls, num_rows=num_tokens, num_heads=group)
+
+
+@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("lengths", [(0, 90), (70, 20)])
+def test_prompts_attend_within_the_rule(kind, lengths):
+    prefix_len, num_tokens = lengths
+    cache, rule = make_cache([prefix_len], 2), rule_for(kind, 6)
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(num_tokens, 6, HEAD_DIM, generator=generator)
+    keys_values = torch.randn(num_tokens, 2, 2, HEAD_DIM, generator=generator)
+    [pieces] = plan_forwards([Segment(0, [1] * num_tokens, 1)], RowRange(1, None))
+    assert pieces[0].is_prompt
+    batch = build_batch(pieces, cache, RowRange(1, None), 6, AttentionMode.TOGETHER)
+    got = batch.attention(0, query, keys_values, rule).view(num_tokens, 6, HEAD_DIM)
+    for token in range(num_tokens):
+        for head in range(6):
+            keys, values = (stored[0][0, head // 3].double() for stored in (cache.keys, cache.values))
+            visible = [*range(prefix_len + token + 1)]
+            expected = slow_attention(keys, values, query[token, head].double(), visible, rule, head)
+            torch.testing.assert_close(got[token, head].double(), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whole_blocks_of_hidden_slots_before_a_window_leave_no_trace(dtype):
+    """Torch's kernel takes 512 slots at a time; the first two of these blocks are hidden completely."""
+    generator = torch.Generator().manual_seed(0)
+    query, keys, values = (torch.randn(2, 3, num, 16, generator=generator).to(dtype) for num in (4, 1200, 1200))
+    mask = torch.zeros(4, 1200, dtype=dtype)
+    rule = ScoreRule(0.25, window=50)
+    found = attended(query, keys, values, windowed(mask, 50), rule)
+    expected = attended(query, keys[:, :, -50:], values[:, :, -50:], mask[:, -50:], rule)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_window_keeps_the_last_slots_that_a_token_sees():
+    shown = torch.tensor([[1, 1, 1, 1, 0, 1, 0, 1], [1, 1, 0, 0, 0, 0, 0, 0], [0, 0, 1, 1, 1, 0, 0, 0]]).bool()
+    mask = torch.zeros(3, 8).masked_fill(~shown, float("-inf"))
+    kept = (windowed(mask, 3) == 0).int().tolist()
+    assert kept == [[0, 0, 0, 1, 0, 1, 0, 1], [1, 1, 0, 0, 0, 0, 0, 0], [0, 0, 1, 1, 1, 0, 0, 0]]
+    assert (windowed(causal_mask(3, mask), 2) == 0).int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]

@@ -19,11 +19,13 @@ from eagle_checkpoints import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig
+from structlog.testing import capture_logs
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from starspec.config import SpeculativeConfig
 from starspec.errors import ModelError
 from starspec.models.heads.checkpoint import read_feature_layers, read_head
+from starspec.models.heads.load import TargetTensors, with_borrowed
 from starspec.models.heads.spec import HeadWeights, TargetShape
 from starspec.models.heads.tensors import draft_token_mask, offsets_of, token_ids_of
 from starspec.models.heads.write import write_head
@@ -240,6 +242,34 @@ class TestVocabulary:
         del tensors["d2t"]
         with pytest.raises(ModelError, match="d2t is missing, which maps its 8 tokens to the target's 40 tokens"):
             read_head(write(tmp_path, config, tensors), target=TARGET)
+
+
+class TestBorrowing:
+    @pytest.fixture
+    def target(self, tmp_path):
+        shape = {"hidden_size": 16, "vocab_size": 40, "num_hidden_layers": 10}
+        config = LlamaConfig(**shape, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2)
+        LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
+        return TargetTensors.of(str(tmp_path / "target"))
+
+    @pytest.mark.parametrize("dialect", DIALECTS["eagle3"])
+    def test_a_head_without_an_lm_head_uses_its_targets_and_says_so_loudly(self, dialect, target, tmp_path):
+        head = make_head(without=("fc.bias", "lm_head.weight", "embed_tokens.weight"))
+        folder = write(tmp_path / "head", *DIALECTS["eagle3"][dialect](head))
+        with capture_logs() as logs:
+            found = with_borrowed(read_head(folder, target=target.shape), target)
+        assert torch.equal(found.tensors["lm_head.weight"], target.lm_head()[TOKEN_IDS])
+        assert torch.equal(found.tensors["embed_tokens.weight"], target.embedding())
+        [line] = logs
+        assert line["log_level"] == "warning"
+        assert "no LM head of its own" in line["event"]
+
+    def test_a_head_with_both_borrows_nothing_and_says_nothing(self, target, tmp_path):
+        head = make_head()
+        folder = write(tmp_path / "head", *vllm(head))
+        with capture_logs() as logs:
+            assert_same(with_borrowed(read_head(folder, target=target.shape), target), head)
+        assert logs == []
 
 
 class TestFeatureLayers:
@@ -516,7 +546,7 @@ class TestFiles:
         with pytest.raises(ModelError, match="is a file; give the folder"):
             read_head(tmp_path / "head.gguf")
 
-    @pytest.mark.parametrize("text", ["{", "[1]", b"\xff"])
+    @pytest.mark.parametrize("text", ["{", "[1]", b"\xff", '{"a":' + "[" * 200_000])
     def test_a_config_that_is_no_object(self, text, tmp_path):
         write(tmp_path, *vllm(make_head()))
         (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -148,7 +148,6 @@ def test_the_originals_are_let_go():
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
-        ("mistral", {"sliding_window": 8}, "sliding window"),
         ("llama", {"hidden_act": "gelu"}, "gelu"),
         ("gpt2", {}, "gpt2"),
     ],

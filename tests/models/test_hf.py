@@ -12,10 +12,11 @@ from tiny import (
     prefill,
     prompt_ids,
 )
-from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from starspec.errors import CacheRangeError, ForwardAborted, ModelError
-from starspec.models.hf import ATTENTION_NAME, TransformersRunner
+from starspec.models.fused import FusedRunner
+from starspec.models.hf import TransformersRunner, ragged_attention
+from starspec.models.linear.dense import pack_dense
 from starspec.models.runner import Segment
 
 TOLERANCE = {"atol": 2e-5, "rtol": 1e-4}  # float32: only the order of sums differs
@@ -130,32 +131,86 @@ def test_malformed_segments_are_refused_before_anything_is_written():
     assert torch.equal(runner.cache.keys[0], before)
 
 
-def test_models_whose_attention_is_not_plain_are_refused_at_load():
-    config = Gemma2Config(
-        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8,
-    )  # fmt: skip
-    with pytest.raises(ModelError, match="softcap"):
-        TransformersRunner(Gemma2ForCausalLM(config).eval(), make_config(), make_info(vocab_size=32))
+def test_a_window_that_a_layer_keeps_to_its_own_mask_is_refused_by_name():
+    model = make_model("llama")
+    model.config.sliding_window = 8  # Llama's layers do not tell attention of it
+    with pytest.raises(ModelError, match=r"'tiny' is not supported: layer 0 .* 8 tokens.*use --max-model-len 8"):
+        TransformersRunner(model, make_config(), make_info())
+    assert TransformersRunner(model, make_config(), make_info(max_model_len=8)).info.max_model_len == 8
 
 
-def test_sliding_windows_are_refused_at_load():
-    model = make_model("mistral", sliding_window=8)
-    with pytest.raises(ModelError, match="sliding_window"):
+@pytest.mark.parametrize(
+    ("rope", "length"),
+    [
+        ({"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}, 256),
+        (
+            {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
+                "original_max_position_embeddings": 64,
+            },
+            64,
+        ),
+    ],
+    ids=["dynamic", "longrope"],
+)
+@pytest.mark.parametrize("path", ["fused", "transformers"])
+def test_rotary_frequencies_that_would_depend_on_the_batch_are_refused_with_the_length_that_works(path, rope, length):
+    def make(max_model_len):
+        model, info = make_model(rope_parameters=rope), make_info(max_model_len=max_model_len)
+        if path == "fused":
+            return FusedRunner(model, make_config(num_rows=1), info, pack_dense)
+        return TransformersRunner(model, make_config(num_rows=1), info)
+
+    with pytest.raises(ModelError, match=f"'tiny' is not supported .*{rope['rope_type']}.*--max-model-len {length} or"):
+        make(length + 1)
+    runner, ids = make(length), prompt_ids(length - 1)
+    row = prefill(runner, ids[:-1])
+    # drafts at positions beyond the longest sequence change no frequency
+    runner.forward([Segment(row, [1] * 20, 20)])
+    logits = runner.forward([Segment(row, ids[-1:], 1)]).logits
+    expected = plain_logits(make_model(rope_parameters=rope), ids)[-1]
+    torch.testing.assert_close(logits[0], expected, **TOLERANCE)
+
+
+class NotCausal(torch.nn.Module):
+    layer_idx = 0
+    is_causal = False
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"position_bias": torch.zeros(1)}, "its attention uses position_bias"),
+        ({"is_causal": False}, "a mask or dropout of its own"),
+        ({"dropout": 0.1}, "a mask or dropout of its own"),
+        ({"module": NotCausal()}, "a mask or dropout of its own"),
+        ({"module": torch.nn.Module()}, "its layers do not say which of them they are"),
+    ],
+    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
+)
+def test_attention_that_is_not_computed_here_is_refused(changes, complaint):
+    module = make_model().model.layers[0].self_attn
+    x = torch.zeros(1, 2, 1, 16)
+    with pytest.raises(ModelError, match=complaint):
+        ragged_attention(**{"module": module, "query": x, "key": x, "value": x, "attention_mask": None, **changes})
+
+
+def test_layers_that_do_not_attend_through_the_interface_are_refused_by_name():
+    model = make_model()
+    model.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
+    model.model.layers[0].self_attn.layer_idx = 1
+    with pytest.raises(ModelError, match="'tiny' is not supported: not all of its layers attend through"):
         TransformersRunner(model, make_config(), make_info())
 
 
-def test_rotary_frequencies_that_depend_on_the_batch_are_refused_at_load():
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    with pytest.raises(ModelError, match="dynamic"):
-        TransformersRunner(make_model(rope_parameters=rope), make_config(), make_info())
-
-
-def test_attention_without_a_batch_is_refused():
+def test_a_layer_that_attends_twice_is_refused_by_name():
     model = make_model()
-    model.set_attn_implementation(ATTENTION_NAME)
-    with pytest.raises(ModelError, match="keyword arguments"):
-        model(torch.tensor([[1, 2]]))
+    model.model.layers[1].self_attn.layer_idx = 0
+    with pytest.raises(ModelError, match="'tiny' is not supported: its layer 0 attends more than once"):
+        TransformersRunner(model, make_config(), make_info())
 
 
 @pytest.mark.parametrize("prefix_len", [0, 3, 62, 64])

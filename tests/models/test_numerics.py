@@ -10,8 +10,10 @@ from tiny import FAMILIES, make_config, make_info, make_model, prefill, prompt_i
 
 from starspec.cache.ragged import RaggedCache
 from starspec.config import ModelConfig
+from starspec.models.attention import bound_calls
 from starspec.models.attention.call import MIN_QUERY_ROWS
 from starspec.models.attention.plan import AttentionMode
+from starspec.models.attention.scores import ScoreRule
 from starspec.models.batch import RowRange
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
@@ -329,6 +331,31 @@ def test_kernels_that_cut_a_sum_for_one_number_of_slots_are_found_out_behind_bfl
     like = RaggedCache(1, 1, 1, 1, 16, dtype=torch.bfloat16)
     assert attention_is_invariant(like, 2, AttentionMode.BY_RUN)
     assert not attention_is_invariant(like, 2, AttentionMode.TOGETHER)
+
+
+@pytest.fixture
+def few_prefixes(monkeypatch):
+    monkeypatch.setattr(ragged_attention, "PREFIX_LENS", (3, 60, 300))
+    monkeypatch.setattr(ragged_attention, "NEAR_BLOCK_ENDS", range(0))
+
+
+@pytest.mark.parametrize("rule", [ScoreRule(0.2, window=20), ScoreRule(0.2, softcap=5.0)], ids=str)
+def test_a_token_within_a_window_or_with_softcapped_scores_has_the_same_bits_in_a_chain(rule, few_prefixes):
+    assert attention_is_invariant(RaggedCache(1, 1, 1, 2, 32), 8, AttentionMode.BY_TOKEN, [rule])
+
+
+@pytest.mark.parametrize("odd", [ScoreRule(0.2, window=4096), ScoreRule(0.2, softcap=5.0)], ids=str)
+def test_what_rounds_otherwise_in_some_layers_only_is_found_out(odd, few_prefixes, monkeypatch):
+    attend = bound_calls.attended
+
+    def moody(query, keys, values, mask, rule):
+        is_odd = (rule.window, rule.softcap) != (None, None) and len(query) > 2  # several tokens
+        return attend(query, keys, values, mask, rule) * (1 + 1e-4 * is_odd)
+
+    monkeypatch.setattr(bound_calls, "attended", moody)
+    like = RaggedCache(1, 1, 1, 2, 32)
+    assert attention_is_invariant(like, 8, AttentionMode.BY_TOKEN, [ScoreRule(0.2)])
+    assert not attention_is_invariant(like, 8, AttentionMode.BY_TOKEN, [ScoreRule(0.2), odd])
 
 
 def test_what_a_model_does_not_bear_together_is_tried_by_run(monkeypatch):

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from starspec.errors import ForwardAborted
 from starspec.models.attention.plan import AttentionMode
+from starspec.models.attention.scores import ScoreRule
 from starspec.models.batch import RowRange, plan_forwards
 from starspec.models.graphs.cuda import StepGraphs
 from starspec.models.graphs.step_batch import MAX_PACKED_ROWS, StepShape, num_slot_bytes, step_shape
@@ -88,9 +89,11 @@ def random_segments(runner, rng, rows):
     return before, segments
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_forwards_of_fixed_shapes_agree_with_those_packed_anew(family):
-    plain, graphed = make_runner(family), make_graphed(family=family)
+@pytest.mark.parametrize(
+    ("family", "changes"), [("llama", {}), ("qwen3", {}), ("mistral", {"sliding_window": 7})], ids=str
+)
+def test_forwards_of_fixed_shapes_agree_with_those_packed_anew(family, changes):
+    plain, graphed = make_runner(family, **changes), make_graphed(family=family, **changes)
     rng = random.Random(5)
     rows = [prefill(graphed, prompt_ids(length, seed=length)) for length in (1, 30, 62, 64, 120)]
     assert rows == [prefill(plain, prompt_ids(length, seed=length)) for length in (1, 30, 62, 64, 120)]
@@ -242,19 +245,22 @@ def test_the_probe_of_steps_tells_whether_a_kernel_minds(dtype, monkeypatch):
     """A kernel that multiplies and sums in one order for each token keeps bits; one that minds its batch does not."""
     cache = make_runner(dtype=dtype).cache
 
-    def attention(query, keys, values, *, attn_mask, scale):
+    rule = ScoreRule(0.25)
+
+    def attention(query, keys, values, *, attn_mask, is_causal, scale):
+        assert not is_causal
         scores = (query.double().unsqueeze(-2) * keys.double().unsqueeze(2)).cumsum(-1)[..., -1]  # [R, H, G, S]
         weights = (scores * scale + attn_mask).exp().unsqueeze(-1)
         total = (weights * values.double().unsqueeze(2)).cumsum(3)[..., -1, :]
         return (total / weights.cumsum(3)[..., -1, :]).to(query.dtype)
 
-    monkeypatch.setattr("starspec.models.graphs.step_batch.F.scaled_dot_product_attention", attention)
-    assert steps_are_invariant(cache, 6)
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", attention)
+    assert steps_are_invariant(cache, 6, rule)
     monkeypatch.setattr(
-        "starspec.models.graphs.step_batch.F.scaled_dot_product_attention",
+        "torch.nn.functional.scaled_dot_product_attention",
         lambda query, *others, **more: attention(query, *others, **more) * (1 + 0.01 * (len(query) > 24)),
     )
-    assert not steps_are_invariant(cache, 6)
+    assert not steps_are_invariant(cache, 6, rule)
 
 
 def test_other_readings_are_not_recorded():
@@ -320,7 +326,9 @@ def test_where_there_are_graphs_steps_are_tried_first(has_graphs, monkeypatch):
     monkeypatch.setattr(numerics, "is_accelerator", lambda _device: True)
     monkeypatch.setattr(numerics, "invariant_rows", lambda *_: RowRange(2, 8))
     monkeypatch.setattr(numerics, "quickest_rows", lambda _linears, rows, _dtype: rows)
-    monkeypatch.setattr(numerics, "attention_is_invariant", lambda _cache, _heads, mode: tried.append(mode) or True)
+    monkeypatch.setattr(
+        numerics, "attention_is_invariant", lambda _cache, _heads, mode, _rules: tried.append(mode) or True
+    )
     monkeypatch.setattr(numerics, "model_is_invariant", lambda _: True)
     numerics.settle_numerics(runner)
     assert tried == [AttentionMode.IN_STEPS if has_graphs else AttentionMode.BY_RUN] == [runner.attention_mode]

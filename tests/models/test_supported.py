@@ -3,17 +3,30 @@ import re
 
 import pytest
 import transformers
-from tiny import SHAPE, make_model
 
 from starspec.config import ModelConfig
-from starspec.errors import ModelError
+from starspec.errors import ModelError, StarspecError
 from starspec.models.loading.load import load_runner
+from starspec.models.loading.transformers_calls import first_line
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 OWN_SHAPES = (transformers.Gemma3Config, transformers.ViTConfig, transformers.T5Config)
 NOT_SUPPORTED = {
-    "window by layer": (transformers.Gemma2Config, {}, "sliding-window attention"),
-    "window on every layer": (transformers.MistralConfig, {"sliding_window": 64}, "sees only 64 tokens"),
+    "chunks": (transformers.Llama4TextConfig, {}, "attend in chunks"),
+    "positions by the batch": (
+        transformers.LlamaConfig,
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
+                "original_max_position_embeddings": 64,
+            },
+            "max_position_embeddings": 256,
+        },
+        "use --max-model-len 64",
+    ),
     "state space": (transformers.MambaConfig, {}, r"\(linear_attention\), which cannot be rolled back"),
     "hybrid": (transformers.JambaConfig, {}, "more state than keys and values|recurrent state"),
     "linear attention": (transformers.Qwen3NextConfig, {}, r"linear_attention"),
@@ -21,7 +34,9 @@ NOT_SUPPORTED = {
     "encoder-decoder": (transformers.T5Config, {}, "encoder-decoder"),
     "encoder": (transformers.BertConfig, {}, "bidirectional encoder"),
     "own attention": (transformers.BloomConfig, {}, "has its own attention"),
-    "latent attention": (transformers.DeepseekV3Config, {}, "latent attention"),
+    "own attention, with rotary positions": (transformers.GPTJConfig, {}, "has its own attention"),
+    "own attention, Falcon": (transformers.FalconConfig, {}, "has its own attention"),
+    "own attention, MPT": (transformers.MptConfig, {}, "has its own attention"),
     "images too": (transformers.Gemma3Config, {}, "several models"),
     "classifier": (transformers.LlamaConfig, {"architectures": ["LlamaForSequenceClassification"]}, "not a causal"),
     "masked": (transformers.BertConfig, {"architectures": ["BertForMaskedLM"]}, "is a BertForMaskedLM, not a causal"),
@@ -32,7 +47,7 @@ NOT_SUPPORTED = {
 
 def refusal(config, folder):
     config.save_pretrained(folder)
-    with pytest.raises(ModelError) as raised:
+    with pytest.raises(StarspecError) as raised:
         load_runner(ModelConfig(model=str(folder), max_model_len=128))
     return str(raised.value)
 
@@ -43,6 +58,7 @@ def test_what_the_cache_cannot_serve_is_refused_in_one_sentence(kind, tmp_path):
     sentence = refusal(config_class(**{**({} if config_class in OWN_SHAPES else SIZES), **changes}), tmp_path)
     assert re.search(why, sentence), sentence
     assert "\n" not in sentence
+    assert str(tmp_path) in sentence
 
 
 def test_code_in_a_model_folder_is_never_run(tmp_path):
@@ -53,13 +69,9 @@ def test_code_in_a_model_folder_is_never_run(tmp_path):
         load_runner(ModelConfig(model=str(tmp_path)))
 
 
-def test_a_window_that_no_sequence_outgrows_is_plain_attention(tmp_path, save_with_tokenizer):
-    model = make_model("mistral", sliding_window=64)
-    save_with_tokenizer(model, tmp_path)
-    runner = load_runner(ModelConfig(model=str(tmp_path), max_model_len=64))
-    assert runner.info.max_model_len == 64
-
-
-def test_the_window_sentence_says_which_length_works(tmp_path):
-    sentence = refusal(transformers.MistralConfig(**{**SHAPE, "sliding_window": 64}), tmp_path)
-    assert "--max-model-len 64" in sentence
+@pytest.mark.parametrize("error", [
+    "Shapes do not fit. For details look at the above report!",
+    "Shapes do not fit. For details look at the `CONVERSION` entries of the above report!",
+])  # fmt: skip
+def test_no_sentence_points_to_a_report_that_nobody_sees(error):
+    assert first_line(RuntimeError(error)) == "Shapes do not fit"

@@ -1,4 +1,4 @@
-"""The fused path for the Llama family: Llama, Qwen2, Qwen3, and Mistral without a sliding window.
+"""The fused path for the Llama family: Llama, Mistral, Qwen2 and Qwen3, with or without sliding windows.
 
 It computes the same as the Hugging Face modules, in fewer and larger operations:
 
@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
 from starspec.models.attention.rotary import check_rotary, rotary_table
+from starspec.models.attention.scores import ScoreRule
 from starspec.models.batch import PackedBatch
 from starspec.models.fused_layer import AttentionShape, own_copy, take_layer, take_norm
 from starspec.models.linear.interface import Packer, StepLinear
+from starspec.models.loading.transformers_calls import as_model_error
 from starspec.models.packed import FeatureTaps, PackedRunner, make_cache
 from starspec.models.runner import ModelInfo
 
@@ -37,12 +39,21 @@ def why_not_fused(config: PreTrainedConfig) -> str | None:
         return f"its type is {config.model_type}, not one of {', '.join(FUSED_FAMILIES)}"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}"
-    windowed = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if windowed or (config.model_type == "mistral" and config.sliding_window is not None):
-        return "it has a sliding window"
+    other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if other:
+        return f"it has layers with {min(other)}"
     if config.rope_parameters.get("partial_rotary_factor", 1.0) != 1.0:
         return "it rotates a part of each head"
     return None
+
+
+def layer_windows(config: PreTrainedConfig) -> list[int | None]:
+    """The sliding window of each layer of a model of `FUSED_FAMILIES`; None = the layer has none."""
+    window: int | None = getattr(config, "sliding_window", None)
+    if config.model_type == "llama":  # its code does not read such a setting
+        window = None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
 class FusedRunner(PackedRunner):
@@ -60,14 +71,19 @@ class FusedRunner(PackedRunner):
         reason = why_not_fused(model.config)
         if reason is not None:
             raise ModelError(f"the fused path cannot run {info.name}: {reason}")
-        check_rotary(model.config)
-        cache = make_cache(model, config, info)
-        super().__init__(info, cache, model.config.num_attention_heads, model.lm_head.weight.shape[0])
+        check_rotary(info.name, model.config, info.max_model_len)
         body = model.model
         attention = body.layers[0].self_attn
-        self._shape = AttentionShape(self._num_heads, cache.keys[0].shape[1], attention.head_dim, attention.scaling)
+        num_heads, num_kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
+        cache = make_cache(
+            model, config, info, num_layers=len(body.layers), num_kv_heads=num_kv_heads, head_dim=attention.head_dim
+        )
+        super().__init__(info, cache, num_heads, model.lm_head.weight.shape[0])
+        self.score_rules = [ScoreRule(attention.scaling, window) for window in layer_windows(model.config)]
+        self._shape = AttentionShape(num_heads, num_kv_heads, attention.head_dim, self.score_rules)
         self._intermediate_size: int = model.config.intermediate_size
-        self._rotary = rotary_table(model.config, cache.keys[0].shape[2], cache.dtype, cache.device)
+        with as_model_error(f"the rotary settings of '{info.name}' cannot be used"):
+            self._rotary = rotary_table(model.config, cache.keys[0].shape[2], cache.dtype, cache.device)
         self._embedding = own_copy(body.embed_tokens.weight)
         self._final_norm = take_norm(body.norm)
         self._head = pack(model.lm_head.weight.detach(), model.lm_head.bias)

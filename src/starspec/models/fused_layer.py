@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from starspec.models.attention.ragged import BatchAttention
 from starspec.models.attention.rotary import Rotation
+from starspec.models.attention.scores import ScoreRule
 from starspec.models.linear.interface import PackedLinear, Packer
 from starspec.models.loading.device import is_accelerator
 
@@ -66,7 +67,7 @@ class AttentionShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    scaling: float
+    rules: Sequence[ScoreRule]  # of each layer
 
     def rotation(self, table: Tensor, positions: Tensor) -> Rotation:
         """The rotation of one forward: queries and keys rotate by their positions, values by 0.
@@ -102,7 +103,7 @@ class AttentionShape:
             heads[:, : self.num_heads] = layer.query_norm(heads[:, : self.num_heads])
             heads[:, keys] = layer.key_norm(heads[:, keys])
         rotation.turn(heads)
-        return attention(index, rotation.queries, rotation.keys_values, self.scaling)
+        return attention(index, rotation.queries, rotation.keys_values, self.rules[index])
 
 
 def take_norm(module: Any) -> Norm:

@@ -3,59 +3,81 @@
 The tokens of all segments form one row [1, R] with explicit positions. Everything but attention works token by token,
 so it gives the same results as for separate sequences. Attention is replaced: it is registered with transformers under
 the name `starspec_ragged`, and it attends to each cache row separately.
+
+What a layer's attention is like is not read from the config, whose keys differ by family. The layers say it themselves
+when the first token runs (`models/survey.py`).
 """
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
-from starspec.models.attention.rotary import check_rotary
+from starspec.models.attention.rotary import check_rotary, pin_rotary
+from starspec.models.attention.scores import ScoreRule
 from starspec.models.batch import PackedBatch
 from starspec.models.linear.interface import StepLinear
+from starspec.models.linear.swapped import SwappedLinear
 from starspec.models.packed import FeatureTaps, PackedRunner, make_cache
-from starspec.models.runner import ModelInfo, Segment
+from starspec.models.runner import ModelInfo
+from starspec.models.survey import LayerSurvey, check_windows
 
 ATTENTION_NAME: Final = "starspec_ragged"
+# What the forward that runs in this thread attends to. Not every model passes unknown arguments on to its layers.
+CURRENT_BATCH: Final[ContextVar[PackedBatch]] = ContextVar("starspec_batch")
 # Arguments by which some models change attention, and which this path does not compute. None always means "without".
-UNSUPPORTED: Final = ("sliding_window", "softcap", "s_aux", "position_bias", "head_mask", "cache")
+UNSUPPORTED: Final = ("position_bias", "head_mask", "cache")
 
 
 def ragged_attention(
     module: nn.Module,
-    query: Tensor,  # [1, Hq, R, D]
-    key: Tensor,  # [1, H, R, D]
-    value: Tensor,
+    query: Tensor,  # [1, Hq, R, Dk]
+    key: Tensor,  # [1, H, R, Dk]
+    value: Tensor,  # [1, H, R, Dv]
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    starspec_batch: PackedBatch | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function that transformers calls in every layer.
 
-    Returns: [1, R, Hq, D], and None for the weights.
+    Returns: [1, R, Hq, Dv], and None for the weights.
     Raises: ModelError for any argument that would change the result and is not computed here.
     Effects: the cache slots of the batch's tokens.
     """
-    if starspec_batch is None:
-        raise ModelError("its layers do not pass keyword arguments on to attention")
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise ModelError("its layers do not say which of them they are")
     unsupported = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
-    if unsupported or attention_mask is not None or dropout or kwargs.get("is_causal") is False:
+    is_bidirectional = kwargs.get("is_causal") is False or getattr(module, "is_causal", True) is False
+    if unsupported or attention_mask is not None or dropout or is_bidirectional:
         names = ", ".join(unsupported) or "a mask or dropout of its own"
         raise ModelError(f"its attention uses {names}")
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    keys_values = torch.stack((key[0], value[0])).permute(2, 0, 1, 3)  # [R, 2, H, D]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = starspec_batch.attention(layer, query[0].transpose(0, 1).contiguous(), keys_values, scaling)
-    return out.view(1, -1, query.shape[1], query.shape[3]), None
+    rule = ScoreRule(scaling, sliding_window, softcap, s_aux)
+    value_dim = value.shape[-1]
+    width = max(query.shape[-1], value_dim)  # the cache has one size for both; zeros change no product and no sum
+    queries, keys, values = (_widened(each[0], width) for each in (query, key, value))
+    keys_values = torch.stack((keys, values)).permute(2, 0, 1, 3)  # [R, 2, H, D]
+    out = CURRENT_BATCH.get().attention(layer, queries.transpose(0, 1).contiguous(), keys_values, rule)
+    return out.view(1, -1, len(queries), width)[..., :value_dim], None
+
+
+def _widened(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 AttentionInterface.register(ATTENTION_NAME, ragged_attention)
@@ -68,53 +90,65 @@ class TransformersRunner(PackedRunner):
         model: in evaluation mode, on its device, in its dtype.
         config: rows and lengths of the cache.
         info: facts about the model.
-    Raises: ModelError if the model's attention is not plain causal attention; one token is run to find out.
-    Effects: switches the model's attention implementation.
+    Raises: ModelError if the model's attention is not causal attention over keys and values; one token is run to find
+        out.
+    Effects: switches the model's attention implementation, and pins its rotary frequencies.
     """
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, info: ModelInfo) -> None:
-        check_rotary(model.config)
-        num_heads = model.config.get_text_config(decoder=True).num_attention_heads
-        super().__init__(
-            info, make_cache(model, config, info), num_heads, model.get_output_embeddings().weight.shape[0]
-        )
+        check_rotary(info.name, model.config, info.max_model_len)
+        pin_rotary(model)
         model.set_attn_implementation(ATTENTION_NAME)
         self._model = model.eval()
-        self._try_one_token()
+        try:
+            survey = LayerSurvey.of(self._call, model.device)
+            check_windows(model.config, survey.rules, info.max_model_len)
+        except ModelError as error:
+            raise ModelError(f"'{info.name}' is not supported: {error}") from error
+        num_heads, num_kv_heads, head_dim = survey.shape
+        cache = make_cache(
+            model, config, info, num_layers=len(survey.rules), num_kv_heads=num_kv_heads, head_dim=head_dim
+        )
+        super().__init__(info, cache, num_heads, model.get_output_embeddings().weight.shape[0])
+        self.score_rules = survey.rules
 
     def _run(self, batch: PackedBatch, taps: FeatureTaps) -> Tensor:
-        output = self._model(
-            input_ids=batch.token_ids.unsqueeze(0),
-            position_ids=batch.positions.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=batch.logit_rows,
-            output_hidden_states=taps.is_open,
-            starspec_batch=batch,
-        )
+        try:
+            output = self._call(batch, output_hidden_states=taps.is_open)
+        except ModelError as error:
+            raise ModelError(f"'{self.info.name}' is not supported: {error}") from error
         for layer, hidden in enumerate(output.hidden_states if taps.is_open else ()):
             taps.show(layer, hidden[0])
         return output.logits[0]  # type: ignore[no-any-return]
 
+    def _call(self, batch: PackedBatch, *, output_hidden_states: bool = False) -> Any:
+        before = CURRENT_BATCH.set(batch)
+        try:
+            return self._model(
+                input_ids=batch.token_ids.unsqueeze(0),
+                position_ids=batch.positions.unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=batch.logit_rows,
+                output_hidden_states=output_hidden_states,
+            )
+        finally:
+            CURRENT_BATCH.reset(before)
+
     @property
     def step_linears(self) -> list[StepLinear]:
         return [
-            StepLinear(partial(_call_as_batch, module), module.weight.shape[1], _num_bytes(module))
+            StepLinear(partial(_call_as_batch, module), _in_features(module), _num_bytes(module))
             for module in self._model.modules()
-            if isinstance(getattr(module, "weight", None), Tensor)
-            and module.weight.dim() == 2
-            and not isinstance(module, nn.Embedding)
+            if isinstance(module, nn.Linear | Conv1D | SwappedLinear)  # norms and routers may have matrices too
         ]
-
-    def _try_one_token(self) -> None:
-        row = self._cache.lease()
-        try:
-            self.forward([Segment(row, [0], 1)])
-        finally:
-            self._cache.free(row)
 
 
 def _call_as_batch(module: nn.Module, x: Tensor) -> Tensor:
     return module(x.unsqueeze(0))[0]  # type: ignore[no-any-return]
+
+
+def _in_features(module: Any) -> int:
+    return int(module.nx if isinstance(module, Conv1D) else module.in_features)
 
 
 def _num_bytes(module: Any) -> int:

@@ -18,6 +18,7 @@ from starspec.errors import CacheRangeError, ForwardAborted
 from starspec.models.attention.mask import depths_of
 from starspec.models.attention.plan import AttentionMode
 from starspec.models.attention.ragged import Interruptible
+from starspec.models.attention.scores import ScoreRule
 from starspec.models.batch import PackedBatch, Piece, RowRange, build_batch, plan_forwards
 from starspec.models.graphs.cuda import StepGraphs
 from starspec.models.linear.interface import StepLinear
@@ -73,6 +74,7 @@ class PackedRunner(ABC):
         self.rows = RowRange(lowest=1, highest=None)  # row counts of a forward; set by the numerics probe
         self.numerics_report = FAST_NUMERICS  # set by the numerics probe
         self.attention_mode = AttentionMode.FAST  # set by the numerics probe
+        self.score_rules: Sequence[ScoreRule] = ()  # of each layer
         self.graphs: StepGraphs | None = None  # runs small forwards on accelerators
 
     @property
@@ -198,20 +200,20 @@ def check_segments(segments: Sequence[Segment], cache: KVCache) -> None:
         raise CacheRangeError("two segments of one forward share a row")
 
 
-def make_cache(model: Any, config: ModelConfig, info: ModelInfo) -> RaggedCache:
+def make_cache(
+    model: Any, config: ModelConfig, info: ModelInfo, *, num_layers: int, num_kv_heads: int, head_dim: int
+) -> RaggedCache:
     """Make the cache for a model. A row has room for the longest sequence and for the longest proposal behind it.
 
     Raises: ConfigError if it does not fit into memory (see `RaggedCache.within`).
     """
-    text = model.config.get_text_config(decoder=True)
-    num_heads = text.num_attention_heads
     return RaggedCache.within(
         config.kv_budget_bytes,
-        num_layers=text.num_hidden_layers,
+        num_layers=num_layers,
         num_rows=config.num_rows,
         max_len=info.max_model_len + MAX_DRAFT_TOKENS,
-        num_kv_heads=getattr(text, "num_key_value_heads", None) or num_heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         dtype=model.dtype,
         device=model.device,
     )

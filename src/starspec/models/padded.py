@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from starspec.cache.padded import Movement, PaddedCache, Rectangle
 from starspec.models.attention.mask import depths_of, visible_slots
+from starspec.models.attention.scores import Masks, ScoreRule, attended
 from starspec.models.batch import PackedBatch
 from starspec.models.packed import PackedRunner, check_segments
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
@@ -97,10 +98,10 @@ class RectangleAttention:
     def __init__(self, rectangle: Rectangle, mask: Tensor, num_heads: int) -> None:
         self._by_layer = rectangle.keys_values.unbind(0)  # [2, B, H, C, D] each
         self._width, self._num_columns = rectangle.width, mask.shape[3]
-        self._mask = mask
+        self._masks = Masks(mask, self._num_columns, mask)
         self._num_heads = num_heads
 
-    def __call__(self, layer: int, query: Tensor, keys_values: Tensor, scaling: float) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, keys_values: Tensor, rule: ScoreRule) -> Tensor:
         """As `BatchAttention`, with R = B T: the tokens of each sequence are consecutive. Effects: the T columns."""
         stored = self._by_layer[layer]
         _, num_rows, num_kv_heads, _, head_dim = stored.shape
@@ -110,9 +111,11 @@ class RectangleAttention:
         # heads that share a key head become its query rows, so that no keys are repeated
         heads = query.view(num_rows, -1, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)  # [B, H, G, T, D]
         keys, values = stored[:, :, :, : self._num_columns]
-        out = F.scaled_dot_product_attention(
-            heads.reshape(num_rows, num_kv_heads, -1, head_dim), keys, values, attn_mask=self._mask, scale=scaling
-        )
+        if rule.sinks is not None:  # [H, G T, 1]
+            of_heads = rule.sinks.view(num_kv_heads, group, 1)
+            rule = replace(rule, sinks=of_heads.repeat_interleave(heads.shape[3], dim=1))
+        flat = heads.reshape(num_rows, num_kv_heads, -1, head_dim)
+        out = attended(flat, keys, values, self._masks.within(rule.window), rule)
         out = out.view(num_rows, num_kv_heads, group, -1, head_dim).permute(0, 3, 1, 2, 4)  # [B, T, H, G, D]
         return out.reshape(len(query), -1)
 

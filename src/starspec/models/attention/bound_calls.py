@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -11,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
-from starspec.models.attention.call import AttentionCall, Form
+from starspec.models.attention.call import AttentionCall, Form, num_query_rows
+from starspec.models.attention.scores import Masks, ScoreRule, attended
 
 
 class BoundCall(ABC):
@@ -28,17 +30,25 @@ class BoundCall(ABC):
         self, call: AttentionCall, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], out: Tensor
     ) -> None:
         self.rows, self.laid_out = call.rows, call.laid_out
-        self._mask = None if call.mask is None else call.mask.to(query.device)
+        mask = None if call.mask is None else call.mask.to(query.device)
+        self._masks = Masks(mask, call.num_slots, query)
         self._query, self._keys, self._values, self._out = query, keys, values, out
 
-    def attend(self, layer: int, scaling: float) -> None:
+    def attend(self, layer: int, rule: ScoreRule) -> None:
         """Run the call for one layer. Effects: the call's part of the output."""
         keys, values = self._read(layer)
-        is_causal = self._mask is None
-        found = F.scaled_dot_product_attention(
-            self._query, keys, values, attn_mask=self._mask, is_causal=is_causal, scale=scaling
-        )
+        if rule.sinks is not None:
+            rule = replace(rule, sinks=self._by_query_row(rule.sinks))
+        found = attended(self._query, keys, values, self._masks.within(rule.window), rule)
         self._out.copy_(self._without_padding(found))
+
+    def _by_query_row(self, sinks: Tensor) -> Tensor:
+        """Sinks [Hq] in the shape of the queries: [H, T M, 1], or [H, M, 1] by token."""
+        num_kv_heads, num_rows = self._query.shape[1:3]
+        of_group = sinks.view(num_kv_heads, -1)  # [H, G]
+        num_heads = of_group.shape[1]
+        of_token = F.pad(of_group, (0, num_query_rows(num_heads) - num_heads))  # [H, M]
+        return of_token.repeat(1, num_rows // of_token.shape[1]).unsqueeze(-1)
 
     def _read(self, layer: int) -> tuple[Tensor, Tensor]:
         return self._keys[layer], self._values[layer]
@@ -90,6 +100,9 @@ class ByChunk(BoundCall):
             [each.transpose(0, 1) for each in kind] for kind in cache.windows(call.row, call.num_slots, group)
         )
         super().__init__(call, query, keys, values, out[call.first : call.last].permute(1, 2, 0, 3))
+
+    def _by_query_row(self, sinks: Tensor) -> Tensor:
+        return sinks.view(*self._query.shape[:2], 1, 1)
 
     def _without_padding(self, found: Tensor) -> Tensor:
         return found

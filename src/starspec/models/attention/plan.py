@@ -36,6 +36,7 @@ from torch import Tensor
 from starspec.cache.ragged import KEY_BLOCK
 from starspec.models.attention.call import MIN_QUERY_ROWS, AttentionCall, Branch, Form, num_query_rows
 from starspec.models.attention.mask import is_chain, visible_slots
+from starspec.models.attention.scores import HIDDEN
 from starspec.models.loading.device import is_accelerator
 
 # Torch's CPU kernel cuts longer runs into blocks of this size, or of a multiple of it. The rest must not be smaller
@@ -44,7 +45,6 @@ MAX_QUERY_ROWS: Final = 32
 CALL_SLOTS: Final = 512  # on a CPU, one more call takes the time in which a token reads this many slots
 MAX_TOGETHER: Final = 8  # sequences or branches of one call on a CPU: as many as the probe tries
 MAX_COPIED_SLOTS: Final = 8192  # copied slots of a call by branches: a few MB, which fit into the processor's caches
-HIDDEN: Final = float("-inf")
 
 
 class AttentionMode(Enum):

@@ -18,19 +18,20 @@ from starspec.cache.ragged import RaggedCache
 from starspec.errors import ForwardAborted
 from starspec.models.attention.bound_calls import BOUND
 from starspec.models.attention.call import AttentionCall, num_query_rows
+from starspec.models.attention.scores import ScoreRule
 
 
 class BatchAttention(Protocol):
     """Attention of one forward, for all its layers: where new keys and values go, and which slots each token sees."""
 
-    def __call__(self, layer: int, query: Tensor, keys_values: Tensor, scaling: float) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, keys_values: Tensor, rule: ScoreRule) -> Tensor:
         """Write the new keys and values of one layer, then attend.
 
         Args:
             layer: index.
             query: [R, Hq, D], rotated.
             keys_values: [R, 2, H, D], keys rotated; those of padding change nothing that a token reads.
-            scaling: factor of the scores.
+            rule: how the layer weighs what its tokens see.
         Returns: [R, Hq D], valid until the next layer; for padding anything but NaN.
         """
         ...
@@ -43,11 +44,11 @@ class Interruptible:
     attention: BatchAttention
     is_obsolete: Callable[[], bool]
 
-    def __call__(self, layer: int, query: Tensor, keys_values: Tensor, scaling: float) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, keys_values: Tensor, rule: ScoreRule) -> Tensor:
         """As `BatchAttention`. Raises: ForwardAborted if the result is not needed."""
         if self.is_obsolete():
             raise ForwardAborted("the result of this forward is not needed any more")
-        return self.attention(layer, query, keys_values, scaling)
+        return self.attention(layer, query, keys_values, rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +95,14 @@ class RaggedAttention:
         self._trees = _tree_slots(cache, calls)
         self._out = out.view(num_rows, -1)
 
-    def __call__(self, layer: int, query: Tensor, keys_values: Tensor, scaling: float) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, keys_values: Tensor, rule: ScoreRule) -> Tensor:
         """Write the new keys and values of one layer, then attend.
 
         Args:
             layer: index.
             query: [R, Hq, D], rotated.
             keys_values: [R, 2, H, D], keys rotated; those of padding are not written.
-            scaling: factor of the scores.
+            rule: how the layer weighs what its tokens see.
         Returns: [R, Hq D], valid until the next layer; zeros for padding.
         """
         self._write(layer, keys_values[: self._num_tokens])
@@ -113,7 +114,7 @@ class RaggedAttention:
                 [row] = call.rows
                 slots = self._trees[row][layer][: len(call.laid_out.path)]
                 torch.index_select(as_written[row], 0, call.laid_out.path, out=slots)
-            call.attend(layer, scaling)
+            call.attend(layer, rule)
         for row, content in as_written.items():
             self._trees[row][layer].copy_(content)
         return self._out

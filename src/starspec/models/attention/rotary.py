@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from starspec.errors import ModelError
 
@@ -73,9 +74,48 @@ def _frequencies(config: PreTrainedConfig) -> tuple[Tensor, float]:
     return 1.0 / config.rope_parameters["rope_theta"] ** halves, 1.0
 
 
-def check_rotary(config: PreTrainedConfig) -> None:
-    """Raises: ModelError if the rotary frequencies depend on the longest position in the batch."""
-    parameters = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    kind = parameters.get("rope_type", "default")
-    if kind in BATCH_DEPENDENT:
-        raise ModelError(f"rotary type '{kind}' is not supported: it makes a sequence depend on its batch")
+def check_rotary(model: str, config: PreTrainedConfig, max_model_len: int) -> None:
+    """Refuse frequencies that depend on the batch: those that transformers switches by its longest position.
+
+    Up to a certain length they are one constant table, and then the model is supported.
+
+    Args:
+        model: name for the error message.
+        config: transformers' config of the model.
+        max_model_len: tokens of the longest sequence.
+    Raises: ModelError that names the length up to which the model can be run.
+    """
+    text = config.get_text_config(decoder=True)
+    settings = getattr(text, "rope_parameters", None) or {}
+    for each in [settings, *(nested for nested in settings.values() if isinstance(nested, Mapping))]:
+        kind = each.get("rope_type", "default")
+        if kind not in BATCH_DEPENDENT:
+            continue
+        own = text.max_position_embeddings
+        constant_len = own if kind == "dynamic" else each.get("original_max_position_embeddings") or own
+        if max_model_len > constant_len:
+            raise ModelError(
+                f"'{model}' is not supported at this length: beyond {constant_len} tokens, rotary type '{kind}' makes "
+                f"a sequence depend on its batch, and sequences may have {max_model_len}; use --max-model-len "
+                f"{constant_len} or less"
+            )
+
+
+def pin_rotary(model: nn.Module) -> None:
+    """Keep the frequencies of rotary modules as they are now, also for positions of drafts behind the longest sequence.
+
+    transformers decides by the type whether it computes them anew.
+
+    Effects: the type of modules whose frequencies depend on the batch.
+    """
+    module: Any
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if isinstance(kind, dict):  # by layer type
+            module.rope_type = {key: _pinned(each) for key, each in kind.items()}
+        elif kind is not None:
+            module.rope_type = _pinned(kind)
+
+
+def _pinned(kind: str) -> str:
+    return "default" if kind in BATCH_DEPENDENT else kind

@@ -18,14 +18,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
 from starspec.models.attention.mask import depths_of, is_chain
+from starspec.models.attention.scores import HIDDEN, Masks, ScoreRule, attended
 from starspec.models.batch import PackedBatch, Piece, RowRange
 
 NUMS_ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -161,6 +162,7 @@ class StepAttention:
         self._all_slots = torch.arange(shape.num_slots, device=cache.device)
         self._read = torch.zeros(num_packed, shape.num_slots, dtype=torch.int64, device=cache.device)
         self._mask = torch.zeros(num_packed, 1, 1, shape.num_slots, dtype=cache.dtype, device=cache.device)
+        self._masks = Masks(self._mask, shape.num_slots, self._mask)
 
     def see(self, prefix_lens: Tensor, paths: Tensor, path_lens: Tensor) -> None:
         """Set which slots each token reads, and in which order.
@@ -176,16 +178,18 @@ class StepAttention:
         is_hidden = behind >= path_lens.unsqueeze(1)
         is_in_order = (behind < 0) | (behind >= MAX_TREE_LEN) | is_hidden
         self._read.copy_(torch.where(is_in_order, self._all_slots, on_path))
-        self._mask.zero_().masked_fill_(is_hidden[:, None, None], float("-inf"))
+        self._mask.zero_().masked_fill_(is_hidden[:, None, None], HIDDEN)
+        self._masks = Masks(self._mask, len(self._all_slots), self._mask)  # those with a window follow from it
 
-    def __call__(self, layer: int, query: Tensor, keys_values: Tensor, scaling: float) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, keys_values: Tensor, rule: ScoreRule) -> Tensor:
         """As `BatchAttention`."""
         self._cache.scatter(layer, self._rows, self._slots, keys_values)
         read = self._cache.gather(layer, self._rows.unsqueeze(1), self._read)  # [R, S, 2, H, D]
         keys, values = (each.transpose(1, 2) for each in read.unbind(2))  # [R, H, S, D]
-        out = F.scaled_dot_product_attention(
-            query.view(self._by_head), keys, values, attn_mask=self._mask, scale=scaling
-        )  # [R, H, G, D]
+        if rule.sinks is not None:
+            rule = replace(rule, sinks=rule.sinks.view(*self._by_head[1:3], 1))
+        mask = self._masks.within(rule.window)
+        out = attended(query.view(self._by_head), keys, values, mask, rule)  # [R, H, G, D]
         return out.reshape(len(query), -1)
 
 

@@ -21,6 +21,6 @@ def looks_like_a_head(model: str | None) -> bool:
         return False
     try:
         config = json.loads((locate(model) / "config.json").read_text("utf-8"))
-    except (OSError, ValueError, ModelError):
+    except (OSError, ValueError, RecursionError, ModelError):
         return False
     return isinstance(config, dict) and names_a_head(config)

@@ -37,7 +37,7 @@ def _read_config(head: str, folder: Path) -> dict[str, Any]:
         raise ModelError(f"'{head}' is not an EAGLE head: it has no config.json")
     try:
         config = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the last if it is nested too deeply
         raise ModelError(f"the config.json of '{head}' cannot be read: {first_line(error)}") from error
     if not isinstance(config, dict):
         raise ModelError(f"the config.json of '{head}' is not a JSON object")

@@ -22,6 +22,7 @@ from starspec.cache.ragged import RaggedCache
 from starspec.config import DEFAULT_MAX_MODEL_LEN, MAX_DRAFT_TOKENS, ModelConfig
 from starspec.models.attention.plan import AttentionMode
 from starspec.models.attention.rotary import rotary_table
+from starspec.models.attention.scores import ScoreRule
 from starspec.models.batch import PackedBatch, RowRange, build_batch, plan_forwards
 from starspec.models.fused_layer import AttentionShape, FusedLayer, Norm
 from starspec.models.heads.spec import HeadSpec, HeadWeights
@@ -72,7 +73,7 @@ class EagleHead:
             device=device,
         )
         self._shape = AttentionShape(
-            spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, spec.head_dim**-0.5
+            spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, [ScoreRule(spec.head_dim**-0.5)]
         )
         self._rotary = _rotary(name, spec, self.cache)
         check_finite(name, [("its table of rotary angles", self._rotary)])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import structlog
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -22,6 +23,8 @@ from starspec.models.loading.locate import folder_name, is_synthetic, locate
 from starspec.models.loading.progress import report
 from starspec.models.loading.tensors import UNREADABLE, tensor_files
 from starspec.models.loading.transformers_calls import as_model_error, first_line
+
+log = structlog.get_logger()
 
 EMBEDDINGS: Final = ("model.embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
 LM_HEADS: Final = ("lm_head.weight", "embed_out.weight")
@@ -112,11 +115,15 @@ def check_method(head: str, spec: HeadSpec, speculative: SpeculativeConfig) -> N
 
 
 def with_borrowed(weights: HeadWeights, target: TargetTensors) -> HeadWeights:
-    """The head with embedding and LM head: its own, or the target's if its checkpoint has none."""
+    """The head with embedding and LM head: its own, or the target's if its checkpoint has none.
+
+    Effects: a warning in the log if the LM head is borrowed, because most heads are trained with one of their own.
+    """
     own = dict(weights.tensors)
     if "embed_tokens.weight" not in own:
         own["embed_tokens.weight"] = target.embedding()
     if "lm_head.weight" not in own:
+        log.warning("the EAGLE head has no LM head of its own and drafts with its target's", target=str(target.folder))
         lm_head = target.lm_head()
         own["lm_head.weight"] = lm_head if weights.draft_token_ids is None else lm_head[weights.draft_token_ids]
     return replace(weights, tensors=own)

@@ -26,6 +26,8 @@ ROPE_NUMBERS: Final = (
 ROPE_NEEDS: Final = {
     "linear": ("factor",),
     "yarn": ("factor",),
+    "dynamic": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 
@@ -74,6 +76,8 @@ def check_config_json(model: str, folder: Path) -> None:
         return
     except ValueError as error:
         raise ModelError(f"the config.json of '{model}' cannot be read: it is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise ModelError(f"the config.json of '{model}' cannot be read: it is nested too deeply") from error
     if not isinstance(config, dict):
         raise ModelError(f"the config.json of '{model}' cannot be read: it is not a JSON object")
     for settings in (

@@ -88,8 +88,12 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
             gguf_file=gguf.name,
             dtype=torch.bfloat16,
             quantization_config=GgufConfig(dequantize=True),
+            ignore_mismatched_sizes=True,  # they are refused below, in one sentence
             output_loading_info=True,
         )
+        if loaded["mismatched_keys"]:
+            name, found, wanted = min(loaded["mismatched_keys"])
+            raise ValueError(f"{name} is {list(found)}, but its header asks for {list(wanted)}")
         if loaded["missing_keys"]:  # transformers would use random numbers instead
             raise ValueError(f"it is incomplete: {min(loaded['missing_keys'])} is missing")
         advance("writing the folder")
@@ -173,7 +177,8 @@ def apply(facts: GgufFacts, model: Any) -> None:
 
 def _apply_rope(rope: dict[str, Any], config: Any) -> None:
     """transformers reads the settings of some architectures only, and leaves the rest at the config's defaults."""
-    settings = getattr(config, "rope_parameters", None) or {}
+    of_model = getattr(config, "rope_parameters", None) or {}
+    settings = of_model.get("full_attention", of_model)  # files have no settings for layers with a window
     if "rope_theta" not in settings:
         raise ValueError(f"its rotary settings do not fit a {config.model_type}; give the original checkpoint")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -184,7 +189,8 @@ def _apply_rope(rope: dict[str, Any], config: Any) -> None:
             "give the original checkpoint"
         )
     if "freq_base" in rope:
-        config.rope_parameters = settings | {"rope_theta": float(rope["freq_base"])}
+        settings = settings | {"rope_theta": float(rope["freq_base"])}
+        config.rope_parameters = of_model | {"full_attention": settings} if "full_attention" in of_model else settings
 
 
 def llama3_factors(theta: float, num: int, factor: float) -> NDArray[np.float64]:

@@ -20,7 +20,7 @@ from starspec.models.loading.device import take_device
 from starspec.models.loading.llama_checkpoint import read_llama_checkpoint
 from starspec.models.loading.locate import folder_name, is_synthetic, locate
 from starspec.models.loading.progress import counted, counting, report
-from starspec.models.loading.supported import check_class, check_config, model_length, require_plain_attention
+from starspec.models.loading.supported import check_class, check_config, model_length
 from starspec.models.loading.tensors import check_finite
 from starspec.models.loading.tokenizer import eos_token_ids, load_tokenizer
 from starspec.models.loading.transformers_calls import as_model_error, naming
@@ -101,8 +101,7 @@ def _find(config: ModelConfig) -> _Found:
     folder = locate(config.model)
     hf_config = _read_config(config.model, folder)
     max_model_len = _max_model_len(config, hf_config)
-    require_plain_attention(config.model, hf_config, max_model_len)
-    check_rotary(hf_config)
+    check_rotary(config.model, hf_config, max_model_len)
     return _Found(device, folder, hf_config, max_model_len)
 
 
@@ -126,7 +125,8 @@ def _hf_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -
         swap_linears(model, pack)
     info = replace(info, num_weight_bytes=num_step_bytes(model))
     report(f"checking {folder_name(config.model)}")
-    expected = reference.reference_logits(model)
+    with as_model_error(f"'{config.model}' cannot be run by transformers"):
+        expected = reference.reference_logits(model)
     with as_model_error(f"'{config.model}' cannot be run over starspec's cache"):
         runner = _settled(TransformersRunner(model, config, info), config, folder)
         reference.check_reference_logits(config.model, runner, expected)

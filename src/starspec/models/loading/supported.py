@@ -1,16 +1,17 @@
 """Which models the ragged cache can serve, and the error that refuses the others.
 
 A cache row holds keys and values by position, and a rollback forgets positions. So a model must keep no other state
-between tokens, must attend to every earlier position, and must let starspec provide its attention.
+between tokens, and must let starspec provide its attention.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from starspec.errors import ModelError
 
-WINDOWED_LAYERS = {"sliding_attention", "chunked_attention"}
+ATTENDING_LAYERS = {"full_attention", "sliding_attention"}
 CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 ALWAYS_CAUSAL = {"gpt_neox"}  # whatever `is_decoder` in its config says: its code does not read it
 
@@ -28,28 +29,6 @@ def check_config(model: str, config: Any) -> None:
         raise ModelError(f"'{model}' ({config.model_type}) is not supported: {why}")
 
 
-def require_plain_attention(model: str, config: Any, max_model_len: int) -> None:
-    """Refuse attention that would not see every earlier position. A window that no sequence can outgrow is removed.
-
-    Args:
-        model: name for the error message.
-        config: transformers' config of the model.
-        max_model_len: tokens of the longest sequence.
-    Raises: ModelError that names the window and the largest `max_model_len` at which it has no effect.
-    Effects: sets `config.sliding_window` to None where the window has no effect, so that the model is built without it.
-    """
-    window = getattr(config, "sliding_window", None)
-    # a config with windowed layer types was refused earlier; with other layer types the window has no effect
-    if window is None or getattr(config, "layer_types", None):
-        return
-    if window < max_model_len:
-        raise ModelError(
-            f"'{model}' ({config.model_type}) is not supported at this length: its sliding-window attention sees only "
-            f"{window} tokens, and sequences may have {max_model_len}; use --max-model-len {window} or less"
-        )
-    config.sliding_window = None
-
-
 def check_class(model: str, config: Any, model_class: type) -> None:
     """Refuse a model class that keeps other state, or whose attention cannot be replaced.
 
@@ -57,11 +36,17 @@ def check_class(model: str, config: Any, model_class: type) -> None:
     """
     if getattr(model_class, "_is_stateful", False):
         why = "it keeps recurrent state, which cannot be rolled back by forgetting positions"
-    elif not getattr(model_class, "_supports_attention_backend", False):
+    elif not _attends_through_the_interface(model_class):
         why = "its code in transformers has its own attention, so it cannot use starspec's key-value cache"
     else:
         return
     raise ModelError(f"'{model}' ({config.model_type}) is not supported: {why}")
+
+
+def _attends_through_the_interface(model_class: type) -> bool:
+    """Whether a model looks its attention function up in transformers' registry. Not every class that does says so."""
+    code = sys.modules.get(model_class.__module__)
+    return getattr(model_class, "_supports_attention_backend", False) or hasattr(code, "ALL_ATTENTION_FUNCTIONS")
 
 
 STRETCHED = ("yarn", "linear")  # rotary scalings whose configs still give the length before scaling
@@ -103,12 +88,9 @@ def _why_not_plain_weights(config: Any) -> str | None:
 
 
 def _why_other_state(config: Any) -> str | None:
-    layers = set(getattr(config, "layer_types", None) or [])
-    other = sorted(layers - WINDOWED_LAYERS - {"full_attention"})
-    if layers & WINDOWED_LAYERS:
-        return "it has layers with sliding-window attention, which ignore positions that a cache row keeps"
+    other = sorted(set(getattr(config, "layer_types", None) or []) - ATTENDING_LAYERS)
+    if "chunked_attention" in other:
+        return "its layers attend in chunks, which starspec's attention does not compute"
     if other:
         return f"its layers keep more state than keys and values ({', '.join(other)}), which cannot be rolled back"
-    if getattr(config, "kv_lora_rank", None):
-        return "its multi-head latent attention has keys and values of different sizes, which the cache cannot hold"
     return None

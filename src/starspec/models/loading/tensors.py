@@ -14,7 +14,7 @@ from torch import Tensor
 from starspec.errors import ModelError
 
 # errors for a folder of tensors that is incomplete, truncated or in another format
-UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
+UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
 
 
 def tensor_files(folder: Path) -> dict[str, str]:

@@ -124,6 +124,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"'{path}' cannot be read: {first_line(error)}") from error
     return content if isinstance(content, dict) else {}

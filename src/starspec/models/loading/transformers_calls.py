@@ -13,8 +13,9 @@ from typing import Any, Final
 from starspec.errors import ModelError, StarspecError
 
 CONFIG_CHECKS: Final = "transformers.utils.type_validators"
-REPORT: Final = re.compile(r"\s*For details look at .*above report!")  # which transformers logs, and we do not
-MAX_QUOTED_CHARS = 200  # of a foreign error message that is quoted
+MAX_QUOTED_CHARS: Final = 200  # of a foreign error message that is quoted
+# nobody sees that report, because it goes to the suppressed log
+ABOUT_A_REPORT: Final = re.compile(r"\s*For details look at [^.!]*above report[.!]?")
 
 
 @contextlib.contextmanager
@@ -95,7 +96,7 @@ def naming(model: str, name: str) -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """The message of a foreign error, shortened to one line that fits into a sentence."""
-    text = REPORT.sub("", str(error)).strip() or type(error).__name__
+    text = ABOUT_A_REPORT.sub("", str(error)).strip() or type(error).__name__
     line = text.splitlines()[0].strip()
     if line.endswith(":"):  # the subject of the message is on the next lines
         line = " ".join(text.split())

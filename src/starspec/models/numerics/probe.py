@@ -72,7 +72,7 @@ def _settle_attention(runner: PackedRunner) -> str:
     """
     culprit = "attention"
     for mode in _modes(runner):
-        if attention_is_invariant(runner.cache, runner.num_heads, mode):
+        if attention_is_invariant(runner.cache, runner.num_heads, mode, runner.score_rules):
             runner.attention_mode = mode
             if model_is_invariant(runner):
                 break

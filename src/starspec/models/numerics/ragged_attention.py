@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -13,6 +14,7 @@ from starspec.cache.ragged import KEY_BLOCK, RaggedCache
 from starspec.models.attention.call import MIN_QUERY_ROWS
 from starspec.models.attention.plan import MAX_QUERY_ROWS, MAX_TOGETHER, AttentionMode, joined, plan_calls
 from starspec.models.attention.ragged import RaggedAttention
+from starspec.models.attention.scores import ScoreRule
 from starspec.models.numerics.sensitive_inputs import SensitiveValues, half_uniform
 from starspec.models.numerics.step_attention import steps_are_invariant
 
@@ -24,11 +26,14 @@ NEAR_BLOCK_ENDS: Final = range(KEY_BLOCK - 9, max(PREFIX_LENS), KEY_BLOCK)
 CHAIN_LEN: Final = 5
 MAX_TOKENS: Final = 64  # tried together; no forward of several sequences has more
 FEW_TOKENS: Final = MAX_QUERY_ROWS // MIN_QUERY_ROWS  # by run, no more tokens share a call
+WIDEST_WINDOW: Final = 200  # positions; hides whole blocks behind the longer prefixes
 NUMS_TOGETHER: Final = (2, 3, MAX_TOGETHER)  # numbers of sequences in one call
 
 
 @torch.inference_mode()
-def attention_is_invariant(like: RaggedCache, num_heads: int, mode: AttentionMode) -> bool:
+def attention_is_invariant(
+    like: RaggedCache, num_heads: int, mode: AttentionMode, rules: Sequence[ScoreRule] = ()
+) -> bool:
     """Whether each token of a chain attends with the bits that it has as a single batch entry.
 
     For `IN_STEPS` this is `steps_are_invariant`. Otherwise it tries every number of tokens that share a call, for
@@ -39,10 +44,24 @@ def attention_is_invariant(like: RaggedCache, num_heads: int, mode: AttentionMod
         like: a cache with the model's heads, dtype and device.
         num_heads: Hq.
         mode: how the tokens attend.
+        rules: of the model's layers; those that differ are tried one by one.
     """
+    return all(_rule_is_invariant(like, num_heads, mode, rule) for rule in _to_try(rules, like))
+
+
+def _to_try(rules: Sequence[ScoreRule], like: RaggedCache) -> list[ScoreRule]:
+    """One rule of each kind. Narrow windows stand for wide ones, whose mask would hide nothing in the probe."""
+    kinds = {}
+    for rule in rules or [ScoreRule(like.keys[0].shape[3] ** -0.5)]:
+        window = None if rule.window is None else min(rule.window, WIDEST_WINDOW)
+        kinds[window, rule.softcap, rule.sinks is None] = replace(rule, window=window)
+    return list(kinds.values())
+
+
+def _rule_is_invariant(like: RaggedCache, num_heads: int, mode: AttentionMode, rule: ScoreRule) -> bool:
     if mode is AttentionMode.IN_STEPS:
-        return steps_are_invariant(like, num_heads)
-    trial = _Trial(like, num_heads, mode)
+        return steps_are_invariant(like, num_heads, rule)
+    trial = _Trial(like, num_heads, mode, rule)
     nums_for_each = (*range(1, FEW_TOKENS + 1), MAX_TOKENS // 2)
     chains = [((prefix_len,), num_tokens) for prefix_len in PREFIX_LENS for num_tokens in nums_for_each]
     # every number of tokens, each for one prefix length
@@ -72,7 +91,7 @@ def _groups() -> list[tuple[tuple[int, ...], int]]:
 class _Trial:
     """Chains behind prefixes, in rows that are equal except for a chain's values (`sensitive_inputs.py`)."""
 
-    def __init__(self, like: RaggedCache, num_heads: int, mode: AttentionMode) -> None:
+    def __init__(self, like: RaggedCache, num_heads: int, mode: AttentionMode, rule: ScoreRule) -> None:
         num_kv_heads, _, head_dim = like.keys[0].shape[1:]
         self._cache = RaggedCache(
             1,
@@ -91,7 +110,7 @@ class _Trial:
         values.copy_(self._values.of_prefix.expand_as(values))
         query = torch.randn(MAX_TOKENS, num_heads, head_dim, generator=generator)
         self._query = half_uniform(query).to(like.device, like.dtype)
-        self._mode = mode
+        self._mode, self._rule = mode, rule
         self._alone: dict[tuple[int, int], Tensor] = {}  # by prefix and token
         self._laid: dict[int, int] = {}  # row -> the prefix behind which a chain's values are
 
@@ -113,7 +132,7 @@ class _Trial:
             self._lay(row, prefix_len)
         query = self._query[first : first + num_tokens]
         behind = [prefix_len + first for prefix_len in prefix_lens]
-        return attend_chains(self._cache, behind, query, mode)
+        return attend_chains(self._cache, behind, query, mode, self._rule)
 
     def _lay(self, row: int, prefix_len: int) -> None:
         """Effects: the row's values are those of a chain behind this prefix."""
@@ -128,7 +147,9 @@ class _Trial:
         self._laid[row] = prefix_len
 
 
-def attend_chains(cache: RaggedCache, prefix_lens: Sequence[int], query: Tensor, mode: AttentionMode) -> Tensor:
+def attend_chains(
+    cache: RaggedCache, prefix_lens: Sequence[int], query: Tensor, mode: AttentionMode, rule: ScoreRule
+) -> Tensor:
     """Attention of the same chain [T, Hq, D] in each of the first N rows: [N T, Hq D]."""
     num_tokens, num_heads, head_dim = query.shape
     calls = []
@@ -149,4 +170,4 @@ def attend_chains(cache: RaggedCache, prefix_lens: Sequence[int], query: Tensor,
     # the cache already holds the keys and values
     attention = RaggedAttention(cache, [], calls, num_rows=len(prefix_lens) * num_tokens, num_heads=num_heads)
     nothing = query.new_empty(0, 2, cache.keys[0].shape[1], head_dim)
-    return attention(0, query.repeat(len(prefix_lens), 1, 1), nothing, head_dim**-0.5)
+    return attention(0, query.repeat(len(prefix_lens), 1, 1), nothing, rule)

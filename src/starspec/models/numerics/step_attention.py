@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
+from starspec.models.attention.scores import ScoreRule
 from starspec.models.batch import Piece
 from starspec.models.graphs.step_batch import MAX_READ_BYTES, MIN_SLOTS, StepBatch, StepShape, num_slot_bytes
 from starspec.models.numerics.sensitive_inputs import SensitiveValues, half_uniform
@@ -22,7 +24,7 @@ SLOTS: Final = (MIN_SLOTS, 512, 1024, 2048, 4096)  # numbers of slots that are t
 
 
 @torch.inference_mode()
-def steps_are_invariant(like: RaggedCache, num_heads: int) -> bool:
+def steps_are_invariant(like: RaggedCache, num_heads: int, rule: ScoreRule) -> bool:
     """Whether a token of a chain attends with the bits that it has alone, over the fewest slots that hold it.
 
     Tried are every number of tokens together, two sequences, more masked slots (up to a whole row of the cache), and
@@ -31,6 +33,7 @@ def steps_are_invariant(like: RaggedCache, num_heads: int) -> bool:
     Args:
         like: a cache with the model's heads, dtype, device and row length.
         num_heads: Hq.
+        rule: of a layer.
     """
     num_kv_heads, row_len, head_dim = like.keys[0].shape[1:]
     cache = RaggedCache(1, 2, max(*SLOTS, row_len), num_kv_heads, head_dim, dtype=like.dtype, device=like.device)
@@ -48,31 +51,38 @@ def steps_are_invariant(like: RaggedCache, num_heads: int) -> bool:
             cache.append(row, prefix_len)
         new_values = values.of_chain(prefix_len, MAX_ENTRIES).transpose(0, 1)
         new = torch.stack((new_keys, new_values.float()), dim=1).to(like.device, like.dtype)
-        if not _is_as_alone(cache, rows, prefix_len, query, new):
+        if not _is_as_alone(partial(_attend, rule), cache, rows, prefix_len, query, new):
             return False
     return True
 
 
-def _is_as_alone(cache: RaggedCache, rows: Sequence[int], prefix_len: int, query: Tensor, new: Tensor) -> bool:
+def _is_as_alone(
+    attend: Callable[..., Tensor],
+    cache: RaggedCache,
+    rows: Sequence[int],
+    prefix_len: int,
+    query: Tensor,
+    new: Tensor,
+) -> bool:
     num_tokens = MAX_ENTRIES if prefix_len == EACH_BEHIND else FEW_TOKENS
     chain = list(range(num_tokens))
     alone = []
     for token in chain:
         shape = StepShape(1, 1, next(num for num in SLOTS if num > prefix_len + token), 0)
         segment = Segment(rows[0], chain[: token + 1], 1, num_forwarded=token)
-        alone.append(_attend(cache, shape, [segment], query[token : token + 1], new[token : token + 1]))
+        alone.append(attend(cache, shape, [segment], query[token : token + 1], new[token : token + 1]))
     expected = torch.cat(alone)
 
     def is_kept(num_rows: int, num_in_each: int, num_slots: int) -> bool:
         segments = [Segment(row, chain[:num_in_each], 1) for row in rows[:num_rows]]
         told = [each[:num_in_each].repeat(num_rows, *[1] * (each.dim() - 1)) for each in (query, new)]
-        found = _attend(cache, StepShape(num_rows, num_in_each, num_slots, 0), segments, *told)
+        found = attend(cache, StepShape(num_rows, num_in_each, num_slots, 0), segments, *told)
         return torch.equal(found, expected[:num_in_each].repeat(num_rows, 1))
 
     fewest = next(num for num in SLOTS if num >= prefix_len + num_tokens)
     wider = sorted({num for num in (*SLOTS, cache.keys[0].shape[2]) if num >= fewest})
     return (
-        _is_kept_in_a_tree(cache, rows[0], expected[: FEW_TOKENS // 2], query, new)
+        _is_kept_in_a_tree(attend, cache, rows[0], expected[: FEW_TOKENS // 2], query, new)
         and all(is_kept(1, num, fewest) for num in range(1, num_tokens + 1))
         and all(
             is_kept(2, min(num_tokens, MAX_ENTRIES // 2), num_slots) for num_slots in wider if _fits(cache, num_slots)
@@ -81,12 +91,14 @@ def _is_as_alone(cache: RaggedCache, rows: Sequence[int], prefix_len: int, query
     )
 
 
-def _is_kept_in_a_tree(cache: RaggedCache, row: int, expected: Tensor, query: Tensor, new: Tensor) -> bool:
+def _is_kept_in_a_tree(
+    attend: Callable[..., Tensor], cache: RaggedCache, row: int, expected: Tensor, query: Tensor, new: Tensor
+) -> bool:
     """Whether each token of a chain keeps its bits behind a sibling that it does not see."""
     num_nodes = 2 * len(expected)
     tree = Segment(row, [0] * num_nodes, 1, [2 * (node // 2) - 1 for node in range(num_nodes)])
     twice = [each[: len(expected)].repeat_interleave(2, dim=0) for each in (query, new)]
-    return torch.equal(_attend(cache, StepShape(1, num_nodes, SLOTS[-1], 0), [tree], *twice)[1::2], expected)
+    return torch.equal(attend(cache, StepShape(1, num_nodes, SLOTS[-1], 0), [tree], *twice)[1::2], expected)
 
 
 def _fits(cache: RaggedCache, num_slots: int) -> bool:
@@ -94,9 +106,16 @@ def _fits(cache: RaggedCache, num_slots: int) -> bool:
     return MAX_ENTRIES * num_slots * num_slot_bytes(cache) <= MAX_READ_BYTES
 
 
-def _attend(cache: RaggedCache, shape: StepShape, segments: Sequence[Segment], query: Tensor, new: Tensor) -> Tensor:
+def _attend(
+    rule: ScoreRule,
+    cache: RaggedCache,
+    shape: StepShape,
+    segments: Sequence[Segment],
+    query: Tensor,
+    new: Tensor,
+) -> Tensor:
     """Attention of the new tokens: [R, Hq D]."""
     batch = StepBatch(shape, cache, query.shape[1])
     batch.fill([Piece(each, each.num_forwarded, len(each.token_ids)) for each in segments])
     batch.prepare()
-    return batch.packed.attention(0, query, new, query.shape[2] ** -0.5)
+    return batch.packed.attention(0, query, new, rule)

@@ -1,0 +1,106 @@
+"""The .gguf files of other families than Llama: the weights that transformers reads are those that were written."""
+
+import gguf
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    NemotronConfig,
+    Qwen2Config,
+    StableLmConfig,
+)
+
+from starspec.config import ModelConfig
+from starspec.models.loading.load import load_runner
+from starspec.models.runner import Segment
+
+HIDDEN, HEADS, LAYERS, INNER = 64, 4, 2, 96
+TOKENS = [chr(code) for code in range(33, 127)] + ["ab", "<unk>", "<bos>", "<pad>", "<eos>", "<|endoftext|>"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("STARSPEC_CACHE", str(tmp_path / "cache"))
+
+
+def add_vocabulary(writer):
+    writer.add_vocab_size(len(TOKENS))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([gguf.TokenType.NORMAL] * (len(TOKENS) - 1) + [gguf.TokenType.CONTROL])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(len(TOKENS) - 1)
+
+
+def gguf_of(model, path, *, arch, facts):
+    """A .gguf file of a tiny transformers model, with the names and the offsets of norms that llama.cpp gives it."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_context_length(128)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    theta = config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"]
+    writer.add_rope_freq_base(theta)
+    facts(writer)
+    add_vocabulary(writer)
+    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(numbers[arch], config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stem, dot, suffix = name.rpartition(".")
+        offset = 1.0 if "norm" in name and suffix == "weight" and arch in ("gemma2", "gemma3", "nemotron") else 0.0
+        writer.add_tensor(names.get_name(stem) + dot + suffix, tensor.float().numpy() + offset)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def window_and_head(writer):
+    writer.add_key_length(16)
+    writer.add_value_length(16)
+    writer.add_sliding_window(8)
+    writer.add_layer_norm_rms_eps(1e-6)
+
+
+BY_LAYER_TYPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "default", "rope_theta": 50000.0},
+}
+OF_FAMILIES = {
+    "gemma2": (Gemma2Config, {"head_dim": 16, "sliding_window": 8}, window_and_head),
+    "gemma3": (
+        Gemma3TextConfig,
+        {"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 6, "rope_parameters": BY_LAYER_TYPE},
+        window_and_head,
+    ),
+    "qwen2": (Qwen2Config, {}, lambda writer: writer.add_layer_norm_rms_eps(1e-6)),
+    "stablelm": (StableLmConfig, {}, lambda writer: writer.add_layer_norm_eps(1e-5)),
+    "nemotron": (NemotronConfig, {}, lambda writer: writer.add_layer_norm_eps(1e-5)),
+}
+
+
+@pytest.mark.parametrize("arch", OF_FAMILIES)
+def test_a_file_of_a_family_gives_the_weights_that_were_written(arch, tmp_path):
+    config_class, own, facts = OF_FAMILIES[arch]
+    torch.manual_seed(3)
+    config = config_class(
+        vocab_size=len(TOKENS), hidden_size=HIDDEN, intermediate_size=INNER, num_attention_heads=HEADS,
+        num_key_value_heads=2, max_position_embeddings=128, **{"num_hidden_layers": LAYERS, **own},
+    )  # fmt: skip
+    plain = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in plain.parameters():  # exact in bfloat16, and norms that are not all ones
+        parameter.data = (parameter.data + 0.1 * torch.randn_like(parameter)).mul(16).round().div(16)
+    path = gguf_of(plain, tmp_path / "tiny.gguf", arch=arch, facts=facts)
+    runner = load_runner(ModelConfig(model=str(path), dtype="float32", max_model_len=64, numerics="fast"))
+    token_ids = list(range(3, 33))
+    logits = runner.forward([Segment(runner.cache.lease(), token_ids, len(token_ids))]).logits
+    torch.testing.assert_close(logits, plain(torch.tensor([token_ids])).logits[0], atol=1e-3, rtol=1e-3)
