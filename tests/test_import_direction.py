@@ -41,7 +41,7 @@ ARROWS = {
     "config": {"speculation"},
     "policy": {"stats", "speculation", "config"},
     "cache": {"speculation"},
-    "wire": {"stats", "sampling", "speculation", "config"},
+    "wire": {"stats", "sampling", "speculation", "config", "policy"},
     "client": BELOW_MODELS - {"cache"},
     "sampling_params": {"sampling", "config"},
     "request_specs": {"sampling_params", "wire"},

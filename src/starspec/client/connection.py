@@ -18,12 +18,14 @@ from starspec.client.tag import HubTag, TokenSource
 from starspec.config import SampleMethod
 from starspec.ids import Tag
 from starspec.policy.deadline import Deadline, RecentRounds, Round
+from starspec.policy.hub_account import HubAccount
 from starspec.policy.length.round_cost import RoundTimes
 from starspec.policy.liveness import PING_INTERVAL_S, HubLiveness
 from starspec.policy.patience import Patience, note_deadline_passed
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import HubState
+from starspec.wire.link import FAULT_INTERVAL_S
 from starspec.wire.messages import Close, Fault, Goodbye, HubToTarget, Ping, Pong, Proposal, Reopen, TargetToHub
 from starspec.wire.session import Role, TagSession
 from starspec.wire.transports.base import TargetTransport
@@ -83,10 +85,16 @@ class HubConnection:
     Args:
         deadline: the rule for the longest wait.
         clock: seconds, monotonic.
+        account: of what the hub costs and saves, which the target keeps; None = the hub may cost anything.
     """
 
     def __init__(
-        self, transport: TargetTransport, deadline: Deadline, listener: HubListener, clock: Callable[[], float]
+        self,
+        transport: TargetTransport,
+        deadline: Deadline,
+        listener: HubListener,
+        clock: Callable[[], float],
+        account: HubAccount | None = None,
     ) -> None:
         self._transport = transport
         self._deadline = deadline
@@ -96,7 +104,8 @@ class HubConnection:
         self._num_connects = 0
         self._tag_numbers = itertools.count(1)
         self._ping_numbers = itertools.count(1)
-        self._next_ping_s = 0.0
+        self._next_ping_s = self._next_complaint_s = 0.0
+        self._account = account
         self.tags: dict[Tag, HubTag] = {}
         self.record = HubRecord()
         self.plain_tokens_per_s = 0.0  # sent with each ping: the target's speed without drafts; 0 = not known
@@ -127,9 +136,18 @@ class HubConnection:
         return self._liveness.lost_s(self._clock())
 
     @property
+    def is_pausing(self) -> bool:
+        """Whether to ask for no drafts for now: the hub is late again and again, or is not worth its time."""
+        return self.record.patience.is_pausing or self._is_resting
+
+    @property
     def may_open(self) -> bool:
         """Whether tags that the hub does not hold may be opened now."""
-        return not self.is_lost and self._clock() >= self.record.ask_again_s
+        return not self.is_lost and self._clock() >= self.record.ask_again_s and not self._is_resting
+
+    @property
+    def _is_resting(self) -> bool:
+        return self._account is not None and self._account.is_resting(self._clock())
 
     @property
     def is_prefilling(self) -> bool:
@@ -204,7 +222,8 @@ class HubConnection:
     def wait(self, awaited: Sequence[HubTag]) -> Waited:
         """Receive until all awaited tags are answered, the deadline has passed, or the hub is lost.
 
-        This does not wait while a miss of any tag is excused: the hub is known to prefill. A hub that was silent for
+        This does not wait while a miss of any tag is excused: the hub is known to prefill. Nor does it wait while the
+        hub is not worth its time. A hub that was silent for
         the whole wait is pinged, and is lost if it does not answer the ping. The hub is not pinged if all late tags are
         being opened: it may be prefilling.
 
@@ -212,7 +231,7 @@ class HubConnection:
         """
         if not awaited:
             return Waited()
-        if any(tag.is_excused for tag in self.tags.values()):
+        if self._is_resting or any(tag.is_excused for tag in self.tags.values()):
             for tag in awaited:
                 tag.stop_waiting()
             return Waited()
@@ -264,7 +283,7 @@ class HubConnection:
             case Proposal() | Reopen():
                 self._take(message)
             case Fault(reason=reason):
-                log.warning("the hub dropped a message of ours", reason=reason)
+                self._complain(reason)
             case Pong() | Goodbye():
                 pass  # nothing to do; after a Goodbye the transport ends the connection
             case _:
@@ -273,10 +292,21 @@ class HubConnection:
     def _take(self, message: Proposal | Reopen) -> None:
         tag = self.tags.get(message.tag)
         if tag is not None and tag.session.take_if_sound(message):
+            if isinstance(message, Reopen):
+                tag.note_reopen(self._clock())
+            else:
+                tag.note_proposal(self._clock())
             self._listener.take(tag, message)
             return
         is_refused = tag is not None and tag.session.is_answered_by(message) and tag.refuse(self._clock())
         self._listener.drop(tag if is_refused else None)
+
+    def _complain(self, reason: str) -> None:
+        """Log a Fault of the hub, now and then."""
+        now = self._clock()
+        if now >= self._next_complaint_s:
+            self._next_complaint_s = now + FAULT_INTERVAL_S
+            log.warning("the hub dropped a message of ours", reason=reason)
 
     def _lose(self) -> None:
         """Forget the hub: everything about it is in `record` and in the tags."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Protocol
 
 from starspec.config import SampleMethod
 from starspec.policy.patience import TagWait
+from starspec.policy.peer_limits import Backoff
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
@@ -17,6 +18,10 @@ from starspec.wire.session import TagSession
 
 MAX_UNSENT: Final = 16  # tokens; prefilling up to so many, or those of two rounds, is about as fast as those of one
 MAX_CATCH_UPS: Final = 3  # in a row, before a step waits for the answer
+MIN_RETRY_S: Final = 0.1  # a hub without room is not asked again sooner, whatever it says
+REOPEN_S: Final = 0.25  # before a tag is opened again that was opened again before ...
+LONGEST_REOPEN_S: Final = 8.0  # ... and up to this, twice as long each time,
+SETTLED_S: Final = 5.0  # unless the hub has drafted for it for so long
 
 
 class TokenSource(Protocol):
@@ -51,6 +56,7 @@ class HubTag(TagWait):
     asked_s: float = 0.0  # when the last message was made
     open_at_s: float = 0.0  # no message is sent before this time; inf = never, since no message can hold the tokens
     num_to_prefill: int = 0  # tokens that the hub has to prefill for its last `Open`, or to catch up
+    reopens: Backoff = field(default_factory=lambda: Backoff(REOPEN_S, LONGEST_REOPEN_S, SETTLED_S, num_free=1))
 
     @property
     def num_wanted(self) -> int:
@@ -122,6 +128,18 @@ class HubTag(TagWait):
         else:
             self.begin_waiting(now, is_open=isinstance(message, Open), is_draft_wanted=budget.num_draft_tokens > 0)
         return message
+
+    def note_proposal(self, now: float) -> None:
+        """A proposal has come, so the hub holds the tag."""
+        self.reopens.note_success(now)
+
+    def note_reopen(self, now: float) -> None:
+        """The hub does not hold the tag, it says. Effects: `open_at_s`.
+
+        The first time the tag may be opened again at once: the hub may have missed a verdict, or failed. A hub that
+        says so again and again would get the whole text each time.
+        """
+        self.open_at_s = max(self.open_at_s, now + self.reopens.pause_s(now))
 
     def drop_proposal(self) -> None:
         """Forget the last proposal, even if it has not come yet: it is not for the tokens that are committed now."""

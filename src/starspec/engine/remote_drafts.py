@@ -16,20 +16,22 @@ prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import structlog
 from torch import Tensor
 
 from starspec.client.connection import HubConnection
-from starspec.client.tag import HubTag
+from starspec.client.tag import MIN_RETRY_S, HubTag
 from starspec.config import SampleMethod
 from starspec.engine.drafts import NgramDrafts, draft_budget
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.engine.sequence_at_hub import FeatureOutbox, FeatureRequest, SequenceAtHub, SequenceTokens
 from starspec.ids import RequestKey
 from starspec.policy.deadline import NoStallDeadline
+from starspec.policy.hub_account import HubAccount
 from starspec.policy.length.snapshot import LengthPolicy
 from starspec.policy.plain_speed import PlainSpeed
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
@@ -70,13 +72,17 @@ class RemoteDrafts:
         self._fallback = fallback
         self._method = method
         self._deadline = NoStallDeadline(deadline_s)
-        self._hub = HubConnection(transport, self._deadline, self, clock)
         self._at_hub: dict[HubTag, SequenceAtHub] = {}
         self._by_request: dict[RequestKey, SequenceAtHub] = {}
         self._num_sequences = 0  # in the next round: those that were ready after the last round, and those opened since
         self._plain_speed = PlainSpeed()
         self._num_in_round = 0  # sequences of the present round ...
         self._is_plain_round = False  # ... none of which has a draft
+        # an operator who sets the longest wait says by it what a hub may cost
+        self._account = HubAccount() if deadline_s is None else None
+        self._hub = HubConnection(transport, self._deadline, self, clock, self._account)
+        self._num_emitted = 1.0  # by a sequence of this round, on average
+        self._has_hub_drafts = False  # in this round
         self._feature_request = FeatureRequest()  # of the last hub; kept while it is lost, as it may come back
 
     @property
@@ -103,9 +109,10 @@ class RemoteDrafts:
         self._num_sequences += len(sequences)
         for sequence in sequences:
             sequence.stats.num_spec_tokens = self._wanted(sequence, num_sequences=1).num_steps
-        for at_hub in [self._new_sequence(each) for each in sequences if each.spec.num_draft_tokens != 0]:  # all count
-            if self._hub.may_open:
-                self._hub.send(self._open(at_hub))
+        with self._counting_time():
+            for at_hub in [self._new_sequence(each) for each in sequences if each.spec.num_draft_tokens != 0]:
+                if self._hub.may_open:  # asked for each, after all are there: they all count
+                    self._hub.send(self._open(at_hub))
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -113,15 +120,18 @@ class RemoteDrafts:
 
     def add_prompt_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
         at_hub = self._by_request.get(sequence.key)
-        if at_hub is not None:
+        if at_hub is None:
+            return
+        with self._counting_time():
             at_hub.features.add(start, features)
             if at_hub.tag.session.is_held and not self._hub.is_lost:
                 self._hub.send(at_hub.frames())
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        self.poll()
-        self._num_in_round = len(batch)
-        trees = [EMPTY_TREE] * len(batch) if self._is_plain_round_due else self._collect(batch)
+        self._num_in_round, self._has_hub_drafts = len(batch), False
+        with self._counting_time():
+            self._poll()
+            trees = [EMPTY_TREE] * len(batch) if self._is_plain_round_due else self._collect(batch)
         self._is_plain_round = not any(tree.num_draft_tokens for tree in trees)
         return trees
 
@@ -134,10 +144,17 @@ class RemoteDrafts:
         return [self._tree(sequence, at_hub, len(batch)) for sequence, at_hub in zip(batch, held, strict=True)]
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
+        self._num_emitted = sum(len(added.token_ids) for added in emitted) / max(1, len(emitted))
+        self._num_sequences = self._num_ready(batch)
+        with self._counting_time():
+            self._report(batch, emitted)
+        if self._fallback is not None:
+            self._fallback.report(batch, emitted)
+
+    def _report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         messages: list[TargetToHub] = []
         if self._hub.record.patience.is_pausing:
             self._hub.record.patience.note_paused_step(self._clock())
-        self._num_sequences = self._num_ready(batch)
         for sequence, added in zip(batch, emitted, strict=True):
             at_hub = self._by_request.get(sequence.key)
             if at_hub is None:
@@ -148,8 +165,6 @@ class RemoteDrafts:
             if added.features is not None:
                 at_hub.features.add(len(sequence.token_ids) - 1 - len(added.token_ids), added.features)
             messages += self._next_messages(at_hub)
-        if self._fallback is not None:
-            self._fallback.report(batch, emitted)
         self._hub.send(messages)
 
     def close(self, sequence: TargetSequence) -> None:
@@ -165,8 +180,17 @@ class RemoteDrafts:
             self._plain_speed.add_round(verify_s, self._num_in_round, self._clock())
         self._stats.plain_tokens_per_s = self._plain_speed.tokens_per_s(self._num_in_round)
         self._hub.plain_tokens_per_s = self._stats.plain_tokens_per_s
+        if self._account is not None:
+            plain_s = self._plain_speed.round_s(self._num_in_round)
+            self._account.end_round(
+                verify_s, plain_s, self._num_emitted, self._clock(), has_drafts=self._has_hub_drafts
+            )
 
     def poll(self) -> None:
+        with self._counting_time():
+            self._poll()
+
+    def _poll(self) -> None:
         self._hub.receive(0.0)
         self._stats.degraded_s = self._hub.lost_s
         self._hub.ping_if_due()
@@ -176,13 +200,23 @@ class RemoteDrafts:
 
     @property
     def _is_plain_round_due(self) -> bool:
-        """Whether the next round should have no drafts, to measure the plain speed that the hub asks for."""
+        """Whether the next round should have no drafts, to measure the plain speed, if the hub or the account asks."""
         welcome = self._transport.welcome
         is_wanted = welcome is not None and welcome.is_plain_speed_wanted
+        is_wanted |= self._account is not None and self._account.is_doubtful
         return is_wanted and not self._hub.is_lost and self._plain_speed.is_due(self._num_in_round, self._clock())
+
+    @contextmanager
+    def _counting_time(self) -> Iterator[None]:
+        """What happens within costs rounds time, if there are any sequences: nobody waits for an idle target."""
+        started_s = self._clock()
+        yield
+        if self._account is not None and self._at_hub:
+            self._account.add_time(self._clock() - started_s)
 
     def _tree(self, sequence: TargetSequence, at_hub: SequenceAtHub | None, num_sequences: int) -> DraftTree:
         tree = EMPTY_TREE if at_hub is None else at_hub.tag.draft()
+        self._has_hub_drafts |= tree != EMPTY_TREE
         if tree == EMPTY_TREE and self._fallback is not None and sequence.spec.num_draft_tokens != 0:
             return self._fallback.propose(sequence, num_sequences)
         return tree
@@ -217,7 +251,7 @@ class RemoteDrafts:
                 self._hub.send(self._open(self._at_hub[tag]))
         elif message.retry_after_s:
             tag.mark_absent()
-            self._hub.record.ask_again_s = self._clock() + message.retry_after_s
+            self._hub.record.ask_again_s = self._clock() + max(MIN_RETRY_S, message.retry_after_s)
             self._stats.num_declined += 1
         else:
             self._take_proposal(tag, message)
@@ -259,14 +293,14 @@ class RemoteDrafts:
         return at_hub
 
     def _open(self, at_hub: SequenceAtHub) -> list[TargetToHub]:
-        """Returns: the messages that open the tag; none if no draft is wanted for it, or if it is too long.
+        """Returns: the messages that open the tag; none if no draft is wanted, if it is too soon, or if it is too long.
 
         The proposal is for a later round, so sequences that are still being prefilled count as well.
         """
         wanted = self._wanted(at_hub.sequence, max(self._num_sequences, len(self._at_hub)))
-        if at_hub.tag.is_unsendable or not wanted.num_draft_tokens:
-            return []
         now, record = self._clock(), self._hub.record
+        if now < at_hub.tag.open_at_s or not wanted.num_draft_tokens:
+            return []
         messages = at_hub.ask(wanted, now)
         if not messages:
             num_tokens, request_id = len(at_hub.sequence.token_ids), at_hub.sequence.key.request_id
@@ -278,7 +312,7 @@ class RemoteDrafts:
             return []
         if record.is_full:  # only this tag asks now whether there is room
             record.ask_again_s = now + ASK_AGAIN_S
-        if record.is_full or record.patience.is_pausing:  # the answer may be another refusal: no round waits for it
+        if record.is_full or self._hub.is_pausing:  # the answer may be another refusal: no round waits for it
             at_hub.tag.is_awaited = False
         return messages
 
@@ -297,7 +331,7 @@ class RemoteDrafts:
     def _verdict(self, at_hub: SequenceAtHub) -> list[TargetToHub]:
         """Send the tokens, and ask for a draft unless the tag or the hub is in a pause."""
         tag, now = at_hub.tag, self._clock()
-        is_pausing = tag.patience.is_pausing or self._hub.record.patience.is_pausing
+        is_pausing = tag.patience.is_pausing or self._hub.is_pausing
         wanted = NO_DRAFT if is_pausing else self._wanted(at_hub.sequence, self._num_sequences)
         if tag.patience.is_pausing:
             tag.patience.note_paused_step(now)

@@ -32,6 +32,11 @@ class PlainSpeed:
         last = next(reversed(self._known.values()), 0.0)
         return self._known.get(_size(num_sequences), last)
 
+    def round_s(self, num_sequences: int) -> float | None:
+        """Seconds of a round of this size; None = not measured."""
+        known = self._known.get(_size(num_sequences))
+        return None if known is None else 1.0 / known
+
     def add_round(self, verify_s: float, num_sequences: int, now: float) -> None:
         """A round without drafts took this long.
 

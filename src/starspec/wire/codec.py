@@ -10,12 +10,28 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K
 from starspec.errors import LocalProtocolError, PeerProtocolError
-from starspec.wire.messages import Message, Open, Proposal, Verdict
+from starspec.speculation.tree import MAX_SUPPORT
+from starspec.wire.messages import (
+    Fault,
+    Goodbye,
+    HubStatus,
+    Message,
+    Open,
+    Proposal,
+    Refused,
+    Rejected,
+    Verdict,
+    Welcome,
+)
+from starspec.wire.text import readable
 
 MAX_FRAME_BYTES: Final = 1024 * 1024  # an Open of 128k token ids is 640 KiB at most
 MAX_PUBLIC_FRAME_BYTES: Final = 4096  # on the hub's public port, from a peer that is not known yet
-MAX_COMPLAINT_LEN: Final = 300  # characters of an error that goes back to the sender of a bad frame
+SHORT_FRAME_BYTES: Final = 4096  # an answer without draft tokens: its longest part is the reason of a Fault
+NODE_BYTES: Final = 10  # of a proposal: a token id and a parent
+DRAWN_BYTES: Final = 16 + 5 * MAX_TOP_K + (5 + 9) * MAX_SUPPORT  # `Drawn`: candidates, and tokens with probabilities
 MAX_MESSAGES: Final = 1024  # frames of one multipart: a verdict, a close and an open for each of many sequences
 
 T = TypeVar("T", bound=Message)
@@ -39,32 +55,45 @@ def fits_a_frame(message: Message) -> bool:
     return len(_encoder.encode(message)) <= MAX_FRAME_BYTES
 
 
+def max_answer_bytes(num_draft_tokens: int, *, is_drawn: bool) -> int:
+    """The longest frame with which a hub can answer a request for so many draft tokens.
+
+    Args:
+        is_drawn: the target verifies by rejection sampling, so the proposal states probabilities.
+    """
+    drawn = (1 + num_draft_tokens) * DRAWN_BYTES if is_drawn else 0
+    return SHORT_FRAME_BYTES + num_draft_tokens * NODE_BYTES + drawn
+
+
+MAX_ANSWER_BYTES: Final = max_answer_bytes(MAX_DRAFT_TOKENS, is_drawn=True)
+
+
 class Decoder(Generic[T]):
     """Decodes the frames of one direction of a link into messages that are safe to use.
 
     Args:
         union: the union of message types that this direction carries.
         vocab_size: token ids of drafts and of committed tokens must be below it; None = any.
-        max_frame_bytes: longest frame accepted.
+        max_frame_bytes: longest frame accepted. It is checked before anything is decoded, and may be changed.
     """
 
     def __init__(self, union: Any, vocab_size: int | None = None, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
         self._vocab_size = vocab_size
-        self._max_frame_bytes = max_frame_bytes
+        self.max_frame_bytes = max_frame_bytes
 
     def decode(self, frame: bytes) -> T:
         """Decode one frame.
 
         Raises: PeerProtocolError if the bytes are anything but a valid message of this direction.
         """
-        if len(frame) > self._max_frame_bytes:
-            raise PeerProtocolError(f"frame of {len(frame)} bytes: the limit is {self._max_frame_bytes}")
+        if len(frame) > self.max_frame_bytes:
+            raise PeerProtocolError(f"frame of {len(frame)} bytes: the limit is {self.max_frame_bytes}")
         try:
             message = self._decoder.decode(frame)
             self._check(message)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            complaint = str(error)[:MAX_COMPLAINT_LEN]  # it may quote the frame, at any length
+            complaint = readable(str(error))  # it may quote the frame, at any length
             raise PeerProtocolError(f"frame of {len(frame)} bytes is not a message: {complaint}") from error
         return message
 
@@ -90,6 +119,7 @@ class Decoder(Generic[T]):
         return messages, errors
 
     def _check(self, message: Message) -> None:
+        """Raises: ValueError if the message is not valid. Effects: makes its texts for people readable."""
         match message:
             case Proposal(token_ids=token_ids):
                 drafts = message.tree.drafts  # raises unless the parents form a tree and the drafts can have been drawn
@@ -102,10 +132,24 @@ class Decoder(Generic[T]):
                 if prompt_len > len(token_ids):
                     raise ValueError(f"prompt of {prompt_len} tokens in {len(token_ids)} committed ones")
                 self._check_vocabulary(token_ids)
+            case Fault() | Goodbye() | Refused() | Rejected() | Welcome() | HubStatus():
+                _make_readable(message)
 
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
         if self._vocab_size is not None and token_ids and max(token_ids) >= self._vocab_size:
             raise ValueError(f"token id {max(token_ids)} is outside the vocabulary of {self._vocab_size}")
+
+
+def _make_readable(message: Fault | Goodbye | Refused | Rejected | Welcome | HubStatus) -> None:
+    """Texts of a peer end in logs, in errors and on terminals."""
+    match message:
+        case Rejected():
+            name = "message"
+        case Welcome() | HubStatus():
+            name = "draft_name"
+        case _:
+            name = "reason"
+    msgspec.structs.force_setattr(message, name, readable(getattr(message, name)))
 
 
 def _check_count(frames: Sequence[bytes]) -> None:

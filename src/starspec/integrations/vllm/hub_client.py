@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from starspec.client.connection import HubConnection
-from starspec.client.tag import HubTag
+from starspec.client.tag import MIN_RETRY_S, HubTag
 from starspec.integrations.vllm.draft import Draft, DraftRequest
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.policy.deadline import StepTimeDeadline
@@ -241,7 +241,7 @@ class HubClient:
             return
         if message.retry_after_s:
             tag.session.lose()
-            tag.open_at_s = now + message.retry_after_s
+            tag.open_at_s = now + max(MIN_RETRY_S, message.retry_after_s)
         else:
             tag.proposal = message
 

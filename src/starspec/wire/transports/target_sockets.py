@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import zmq
 
-from starspec.wire.codec import MAX_FRAME_BYTES
+from starspec.wire.codec import MAX_ANSWER_BYTES, MAX_MESSAGES
 from starspec.wire.keys import Keys
 from starspec.wire.transports.sockets import (
     HANDSHAKE_FAILED,
@@ -55,7 +55,7 @@ class SocketFactory:
         self._context.term()
 
     def _socket(self) -> Socket:
-        socket = make_socket(self._context, zmq.DEALER, MAX_FRAME_BYTES)
+        socket = make_socket(self._context, zmq.DEALER, MAX_ANSWER_BYTES)
         if self._keys is not None:
             self._keys.secure_client(socket, self._hub_key)
         return socket
@@ -89,14 +89,23 @@ class TargetSocket:
             return False
         return True
 
-    def read(self) -> list[list[bytes]]:
-        """The multiparts that have arrived."""
-        arrived = []
+    def read(self) -> Iterator[list[bytes]]:
+        """The multiparts that have arrived, each as it is asked for: close the socket to be rid of the rest.
+
+        Of a multipart with more than MAX_MESSAGES frames come only so many and one more.
+        """
         try:
             while True:
-                arrived.append(self._socket.recv_multipart(zmq.NOBLOCK))
+                yield self._read_one()
         except zmq.Again:
-            return arrived
+            return
+
+    def _read_one(self) -> list[bytes]:
+        """Raises: zmq.Again if nothing has arrived."""
+        frames = [self._socket.recv(zmq.NOBLOCK)]
+        while self._socket.getsockopt(zmq.RCVMORE) and len(frames) <= MAX_MESSAGES:
+            frames.append(self._socket.recv(zmq.NOBLOCK))
+        return frames
 
     def wait(self, timeout_s: float) -> None:
         """Wait for a message or a connection event, at most `timeout_s`."""

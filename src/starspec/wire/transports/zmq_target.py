@@ -16,6 +16,7 @@ import structlog
 import zmq
 
 from starspec.errors import LinkError, PeerProtocolError
+from starspec.policy.peer_limits import Allowance, Backoff
 from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
@@ -32,6 +33,7 @@ from starspec.wire.messages import (
     TargetToHub,
     Welcome,
 )
+from starspec.wire.transports.hub_inbox import HubInbox
 from starspec.wire.transports.sockets import GOODBYE_MS, REFUSED_KEY_RETRY_S, host_of
 from starspec.wire.transports.target_sockets import SocketFactory, TargetSocket, why_handshake_failed
 
@@ -40,8 +42,15 @@ REFUSED_RETRY_S: Final = 5.0  # after a refusal that will not change by itself: 
 ATTACH_S: Final = 5.0  # from Welcome to the first answer on this target's own port
 HINT_S: Final = 3.0  # log, not as a warning, that the first hub has not answered for so long: it may be starting
 START_S: Final = 600.0  # log a warning then. `starspec up` gives its processes as long to start
+MAX_PUBLIC_ANSWER_BYTES: Final = 16 * 1024  # of the hub's public port; a Welcome names the draft
 MAX_FEATURE_WINDOW: Final = 4096  # positions, kept for every request
 KEEP_ALIVE_S: Final = 1.0  # between two pings, at most; and at most a quarter of the lease
+STABLE_S: Final = 10.0  # a link that lasts for less has failed: before the next one, pauses double ...
+LONGEST_RETRY_S: Final = 4.0  # ... up to this,
+BREACH_S: Final = 1.0  # or, if the hub broke the rules, from this ...
+LONGEST_BREACH_S: Final = 60.0  # ... up to this
+PUBLIC_PER_S: Final = 20.0  # unasked answers on the public port; beyond them the hub breaks the rules
+PUBLIC_BURST: Final = 40.0
 
 log = structlog.get_logger()
 
@@ -55,6 +64,7 @@ class ZmqTarget:
         keys: of role "target".
         is_insecure: allow a host that is not loopback without keys.
         clock: seconds, monotonic.
+        sockets: opens the connections; None = real ones.
     Raises: ConfigError if the endpoint is malformed or keys are missing.
     """
 
@@ -65,15 +75,21 @@ class ZmqTarget:
         keys: Keys | None = None,
         is_insecure: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        sockets: SocketFactory | None = None,
     ) -> None:
         self._host = host_of(endpoint, "the hub")
         require_keys(self._host, keys, is_insecure, "the target would connect to the hub at")
         self._endpoint = endpoint
         self._hello = hello
         self._clock = clock
-        self._socket_factory = SocketFactory(keys)
-        self._public_decoder: Decoder[Welcome | Refused | HubStatus | Fault] = Decoder(HubPublicReply)
-        self._decoder: Decoder[HubToTarget] = Decoder(HubToTarget, hello.vocab_size)
+        self._socket_factory = SocketFactory(keys) if sockets is None else sockets
+        self._public_decoder: Decoder[Welcome | Refused | HubStatus | Fault] = Decoder(
+            HubPublicReply, max_frame_bytes=MAX_PUBLIC_ANSWER_BYTES
+        )
+        self._public_answers = Allowance(PUBLIC_PER_S, PUBLIC_BURST)
+        self._inbox = HubInbox(hello.vocab_size)
+        self._backoff = Backoff(RETRY_S, LONGEST_RETRY_S, STABLE_S, num_free=1)
+        self._breach_backoff = Backoff(BREACH_S, LONGEST_BREACH_S, LONGEST_BREACH_S)
         self._link = LinkProtocol()
         self._public: TargetSocket | None = None
         self._own: TargetSocket | None = None
@@ -124,6 +140,7 @@ class ZmqTarget:
                 self.num_dropped += 1
             else:
                 frames.append(frame)
+                self._inbox.note_sent(message)
         assert self._own is not None
         for start in range(0, len(frames), MAX_MESSAGES):
             if not self._own.send(frames[start : start + MAX_MESSAGES]):
@@ -161,10 +178,13 @@ class ZmqTarget:
         for event, value in list(self._public.monitor.events()):
             problem = why_handshake_failed(event, value, self._endpoint)
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # ZeroMQ does not try again, and the key may be added
-                self._lose(problem, now, REFUSED_KEY_RETRY_S)
+                self._drop(problem, now + REFUSED_KEY_RETRY_S)
                 return
             self._complain(problem)
         for frames in self._public.read():
+            if not self._public_answers.take(len(frames), now):
+                self._break("the hub floods its public port", now)
+                return
             self._take_answer(frames, now)
             if self._link.state is LinkState.ATTACHING or self._public is None:
                 return
@@ -174,6 +194,7 @@ class ZmqTarget:
             return
         if self._public.send([encode(self._hello)]):  # fails until the connection is made
             self._link.send(self._hello)
+            self._public_answers.owe(1.0)
             self._send_at = now + RETRY_S
 
     def _note_start(self, now: float) -> None:
@@ -195,16 +216,16 @@ class ZmqTarget:
             return
         match answer:
             case Welcome() if problem := _why_unmet(self._hello, answer):
-                self._lose(problem, now, REFUSED_RETRY_S)
+                self._drop(problem, now + REFUSED_RETRY_S)
             case Welcome():
-                self._terms = answer
+                self._terms, self._inbox = answer, HubInbox(self._hello.vocab_size)
                 self._give_up_at, self._send_at = now + ATTACH_S, now
                 self._connect_own(answer, now)
             case Refused():
                 wait_s = REFUSED_RETRY_S if answer.retry_after_s is None else max(RETRY_S, answer.retry_after_s)
-                self._lose(f"the hub refused: {answer.reason}", now, wait_s)
+                self._drop(f"the hub refused: {answer.reason}", now + wait_s)
             case Fault():
-                self._lose(f"the hub did not understand: {answer.reason}", now, REFUSED_RETRY_S)
+                self._drop(f"the hub did not understand: {answer.reason}", now + REFUSED_RETRY_S)
 
     def _connect_own(self, terms: Welcome, now: float) -> None:
         try:
@@ -221,6 +242,7 @@ class ZmqTarget:
                 f"the hub's port {port} for this target cannot be reached: does a firewall close it?", now, RETRY_S
             )
         elif now >= self._send_at and self._own.send([encode(self._link.send(Ping(0)))]):
+            self._inbox.note_sent(Ping(0))
             self._send_at = now + RETRY_S
 
     def _keep_alive(self, now: float) -> None:
@@ -236,22 +258,27 @@ class ZmqTarget:
     def _read(self) -> list[HubToTarget]:
         messages: list[HubToTarget] = []
         for frames in self._own.read() if self._own is not None else ():
-            try:
-                valid, errors = self._decoder.decode_sound(frames)
-                for error in errors:
-                    self._reject(error)
-                for message in valid:
+            now = self._clock()
+            valid, errors = self._inbox.decode(frames, now)
+            for message in valid:
+                try:
                     self._take(self._link.receive(message), messages)
-            except PeerProtocolError as error:
-                self._reject(error)
+                except PeerProtocolError as error:
+                    self._inbox.note_nonsense(error, now)
+                    errors.append(error)
+                if self._own is None:
+                    return messages
+            for error in errors:
+                self._reject(error, now)
+            if self._inbox.breach:
+                self._break(self._inbox.breach, now)
             if self._own is None:
-                break
+                return messages
         return messages
 
-    def _reject(self, error: PeerProtocolError) -> None:
-        """Drop a bad message of the hub, and send it a Fault now and then."""
+    def _reject(self, error: PeerProtocolError, now: float) -> None:
+        """Count a bad frame of the hub, and send it a Fault now and then."""
         self.num_frames_rejected += 1
-        now = self._clock()
         if self.is_connected and now - self._fault_at >= FAULT_INTERVAL_S:
             self._fault_at = now
             self.send([Fault(str(error))])
@@ -272,15 +299,24 @@ class ZmqTarget:
             self._public = None
             self.problem = self._logged_problem = ""
             self.num_connects += 1
+            self._backoff.note_success(self._clock())
+            self._breach_backoff.note_success(self._clock())
             log.info("hub found", hub=self._endpoint, draft=self._terms.draft_name if self._terms else None)
 
     def _lose(self, problem: str, now: float, wait_s: float = 0.0) -> None:
-        """Drop the link and start again with Hello, `wait_s` from now."""
+        """Drop the link and start again with Hello, `wait_s` from now; later if links fail again and again."""
+        self._drop(problem, now + max(wait_s, self._backoff.pause_s(now)))
+
+    def _break(self, problem: str, now: float) -> None:
+        """The hub broke the rules: as `_lose`, with longer pauses."""
+        self._drop(problem, now + self._breach_backoff.pause_s(now))
+
+    def _drop(self, problem: str, again_at: float) -> None:
         self._close_sockets(0)
         self._link.lose()
         self._terms = None
         self._complain(problem)
-        self._send_at = now + wait_s
+        self._send_at = again_at
 
     def _complain(self, problem: str) -> None:
         """Log a problem once, and remember it as the reason why there is no hub."""

@@ -1,0 +1,91 @@
+"""How much a peer may send, and how long it is left alone after it broke the rules. No clock and no I/O.
+
+Most frames of a peer are answers: a hub sends a proposal for each verdict, a target a verdict for each proposal. So a
+peer may send what it was asked for, and some frames more each second. A peer that sends more than that is broken or
+hostile, however fast both ends are.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+UNIT_BYTES: Final = 4096  # a frame is one unit of work, and one more for each so many bytes
+MAX_OWED: Final = 4096.0  # units: answers that never came do not add up for ever
+
+
+class Allowance:
+    """Units of work that one peer may cause: a token bucket, and the units that it was asked for. O(1) each.
+
+    Args:
+        per_s: units that may come unasked each second.
+        burst: units that may come unasked at once.
+    """
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self.per_s = per_s
+        self._burst = burst
+        self._unasked = burst
+        self._owed = 0.0
+        self._filled_s = float("-inf")
+
+    def owe(self, num_units: float) -> None:
+        """The peer was asked for so many units more."""
+        self._owed = min(MAX_OWED, self._owed + num_units)
+
+    def take(self, num_units: float, now: float) -> bool:
+        """The peer has sent so many units, which count first against what it was asked for.
+
+        Returns: False if they are more than it may send. They count all the same, so that it has to wait.
+        """
+        asked = min(self._owed, num_units)
+        self._owed -= asked
+        if asked < num_units:
+            self._refill(now)
+            self._unasked -= num_units - asked
+        return self._unasked >= 0.0
+
+    def has_recovered(self, now: float) -> bool:
+        """Whether a peer that sent too much may send again."""
+        self._refill(now)
+        return self._unasked + self._owed > 0.0 and self._unasked >= 0.0
+
+    def _refill(self, now: float) -> None:
+        since_s = max(0.0, now - self._filled_s)
+        self._unasked = min(self._burst, self._unasked + self.per_s * since_s)
+        self._filled_s = max(self._filled_s, now)
+
+
+class Backoff:
+    """Pauses after failures: each is twice as long as the last one, until something has worked for a while.
+
+    Args:
+        first_s: the first pause.
+        longest_s: no pause is longer.
+        stable_s: after it has worked for so long, the pauses begin anew.
+        num_free: so many failures come before the first pause.
+    """
+
+    def __init__(self, first_s: float, longest_s: float, stable_s: float, num_free: int = 0) -> None:
+        self._first_s, self._longest_s, self._stable_s, self._num_free = first_s, longest_s, stable_s, num_free
+        self._next_s, self._num_left = first_s, num_free
+        self._works_since_s = float("inf")
+
+    def note_success(self, now: float) -> None:
+        """It works, since now if it had failed."""
+        self._works_since_s = min(self._works_since_s, now)
+
+    def pause_s(self, now: float) -> float:
+        """It has failed. Returns: how long to leave it alone; 0 = try again at once."""
+        if now - self._works_since_s >= self._stable_s:
+            self._next_s, self._num_left = self._first_s, self._num_free
+        self._works_since_s = float("inf")
+        if self._num_left:
+            self._num_left -= 1
+            return 0.0
+        pause_s, self._next_s = self._next_s, min(2.0 * self._next_s, self._longest_s)
+        return pause_s
+
+
+def work_of(num_bytes: int) -> float:
+    """Units of one frame."""
+    return 1.0 + num_bytes / UNIT_BYTES
