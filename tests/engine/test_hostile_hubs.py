@@ -100,7 +100,6 @@ def check(hub: type[GoodHub], num_requests: int, plain: dict[int, list[float]]) 
     for num_tokens in range(len(plain_s) - 2, -1, -1):  # not every number of tokens is the end of a round
         plain_s[num_tokens] = plain_s[num_tokens] or plain_s[num_tokens + 1]
     late_s = max(at_s - MOST * alone_s for at_s, alone_s in zip(ended_s, plain_s, strict=True))
-    print(f"{hub.__name__:24} {num_requests} {ended_s[-1] / plain_s[-1]:6.3f} {late_s:.3f} logs {len(logs)}")
     assert late_s <= FIRST_S
     assert ended_s[-1] <= MOST * plain_s[-1]
     assert len(logs) <= 2 * ended_s[-1]

@@ -184,13 +184,23 @@ class DraftHub:
             self._proposals.count_hit(sequence, opened.budget)
             return
         self._drop(key)
-        if not is_admitted or len(self._sequences) >= self._config.max_tags or now < self._paused_until_s:
+        if not is_admitted or now < self._paused_until_s or not self._make_place(key.link_id, now):
             self._decline(key, now)
             return
         link = self._links[key.link_id]
         sequence = DraftSequence(key, opened, session, link.limits, now, link.ahead_choice.for_another())
         self._sequences[key] = sequence
+        link.num_tags += 1
         self._answer(sequence, opened.budget, now)
+
+    def _make_place(self, link_id: LinkId, now: float) -> bool:
+        """Whether the target gets a place for one more tag. Effects: another target may lose one for it."""
+        if len(self._sequences) < self._config.max_tags:
+            return True
+        victim = self._links.tag_to_drop(link_id)
+        if victim is not None:
+            self.fail_tag(victim.link_id, victim.tag, now)
+        return victim is not None
 
     def _handle_features(self, key: TagKey, message: Features) -> None:
         """Features of a tag that is not held are dropped: the answer to its next message tells its target."""
@@ -285,7 +295,7 @@ class DraftHub:
             self.fail_tag(sequence.key.link_id, sequence.key.tag, now)
 
     def fail_tag(self, link_id: LinkId, tag: Tag, now: float) -> None:
-        """Drop a tag after a fault of the hub, and ask its target to open it again. Does nothing if it is not held."""
+        """Drop a tag that is not at fault, and ask its target to open it again. Does nothing if it is not held."""
         if link_id in self._links:
             key = TagKey(link_id, tag)
             session = self._session(key)

@@ -55,6 +55,7 @@ class TargetState:
         self.limits = limits
         self.ahead_choice = ahead_choice  # of the sequence that ended last: the next one continues from there
         self.plain_tokens_per_s = 0.0  # as the target reports it; 0 = not reported
+        self.num_tags = 0  # with a sequence
         self.stats = HubTargetStats()
         self._bucket = bucket
         self._reserved: dict[Tag, int] = {}  # draft tokens of proposals that are owed, within the rate limit
@@ -149,6 +150,7 @@ class TargetState:
 
     def end_sequence(self, sequence: DraftSequence) -> None:
         """Keep what outlives a sequence that is dropped: its tag's protocol state, and how it ran ahead."""
+        self.num_tags -= 1
         self._keep(sequence.session)
         self.ahead_choice = sequence.round.ahead_choice
         self.reserve(sequence.key.tag, 0)
@@ -230,6 +232,18 @@ class ConnectedTargets:
         if self._admission is None or self._admission.is_admitted(link_id):
             return True
         return bool(budget.num_draft_tokens) and self._admission.ask(link_id, self._load(now), now)
+
+    def tag_to_drop(self, link_id: LinkId) -> TagKey | None:
+        """Whose place a target gets for another tag if all places are taken; None = it gets none.
+
+        The target that holds the most tags loses one, unless it would then hold fewer than the other. So targets that
+        want more places than there are end with equal numbers. The tag is the one that was used least recently.
+        """
+        largest = max(self._links, key=lambda each: self._links[each].num_tags)
+        if self._links[largest].num_tags <= self._links[link_id].num_tags + 1:
+            return None
+        theirs = [sequence for key, sequence in self._sequences.items() if key.link_id == largest]
+        return min(theirs, key=lambda each: (each.round.request is not None, each.last_used_s)).key
 
     def is_served_freely(self, link_id: LinkId) -> bool:
         """Whether the target gets every proposal that it asks for: it is admitted and has no rate limit."""

@@ -4,8 +4,8 @@ All waiting sequences grow together in one batched forward, or the first `max_se
 time). The order is first come, first served, or that of `fairness.py`:
 
 1. A waiting sequence without a row takes a free one; else the row of the idle sequence that was used least recently;
-   else the row of the last waiting sequence. So the first one is never passed over. A sequence that loses its row
-   lives on as token ids.
+   else the row of the last waiting sequence. It takes no row of a target that holds as many rows as its own, or fewer.
+   A sequence that loses its row lives on as token ids.
 2. A waiting sequence that misses only what a verdict leaves, or nodes of its tree, grows without further conditions.
 3. Sequences in prefill (of a prompt, or of the tokens of an evicted sequence) share `prefill_chunk` tokens of a draft
    step, an equal part for each target. They share only `chunk_beside` tokens if other sequences decode in it. A
@@ -15,6 +15,7 @@ time). The order is first come, first served, or that of `fairness.py`:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -191,12 +192,17 @@ class _PromptTokens:
 
 
 class _Rows:
-    """Free rows, and rows that may be evicted, while a draft step is chosen."""
+    """Free rows, and rows that may be evicted, while a draft step is chosen.
+
+    A target never loses a row to one that holds as many rows or more: else a target with many sequences would take the
+    rows of all others while they verify, and they would be prefilled again in each round.
+    """
 
     def __init__(self, snapshot: DraftStepSnapshot, order: Sequence[SequenceView]) -> None:
         self._num_free = snapshot.num_free_rows
-        self._idle = sorted(snapshot.idle, key=lambda sequence: sequence.last_used_s, reverse=True)
+        self._idle = sorted(snapshot.idle, key=lambda sequence: sequence.last_used_s)
         self._behind = {sequence.key: None for sequence in order if sequence.has_row}
+        self._num_held = Counter(key.link_id for key in (*self._behind, *(each.key for each in self._idle)))
         self.evicted: list[TagKey] = []
 
     def pass_by(self, sequence: SequenceView) -> None:
@@ -209,11 +215,24 @@ class _Rows:
             return sequence.key not in self.evicted
         if self._num_free:
             self._num_free -= 1
-            return True
-        if self._idle:
-            self.evicted.append(self._idle.pop().key)
-            return True
-        if self._behind:
-            self.evicted.append(self._behind.popitem()[0])
-            return True
-        return False
+        elif (victim := self._victim(sequence.key.link_id)) is not None:
+            self.evicted.append(victim)
+            self._num_held[victim.link_id] -= 1
+        else:
+            return False
+        self._num_held[sequence.key.link_id] += 1
+        return True
+
+    def _victim(self, taker: LinkId) -> TagKey | None:
+        """Who loses its row: the idle sequence that was used least recently, else the last one that waits."""
+        for index, sequence in enumerate(self._idle):
+            if self._may_take(taker, sequence.key):
+                return self._idle.pop(index).key
+        for key in reversed(self._behind):
+            if self._may_take(taker, key):
+                del self._behind[key]
+                return key
+        return None
+
+    def _may_take(self, taker: LinkId, key: TagKey) -> bool:
+        return key.link_id == taker or self._num_held[key.link_id] > self._num_held[taker]

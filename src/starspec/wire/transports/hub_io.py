@@ -20,7 +20,7 @@ from starspec.tracing import Tracer
 from starspec.wire.codec import encode
 from starspec.wire.messages import Goodbye
 from starspec.wire.transports.base import Arrival, HubTransportStats, Left
-from starspec.wire.transports.hub_link import HubLink
+from starspec.wire.transports.hub_link import WORK_PER_S, HubLink
 from starspec.wire.transports.public_port import PublicPort
 from starspec.wire.transports.sockets import GOODBYE_MS
 
@@ -155,7 +155,7 @@ class HubIoLoop:
         for source in events:
             if source in self._by_socket:
                 arrivals += self._by_socket[source].read(now)
-                self._pause_if_ahead(self._by_socket[source])
+                self._pause_if_ahead(self._by_socket[source], now)
         if self._public_port.socket in events:
             self._welcome(now)
         if now - self._checked_at >= TICK_S:
@@ -184,8 +184,9 @@ class HubIoLoop:
         self._public_port.end_links_of_removed_keys(self._links.values())
         for link in self._links.values():
             link.check(now)
+            link.allowance.per_s = WORK_PER_S / len(self._links)
         for link in list(self._paused):
-            if self._backlog(link) < MAX_BACKLOG // 2:
+            if self._backlog(link) < MAX_BACKLOG // 2 and link.allowance.has_recovered(now):
                 self._paused.discard(link)
                 self._poller.register(link.socket, zmq.POLLIN)
 
@@ -201,9 +202,12 @@ class HubIoLoop:
             link.close()
         return [link.last_arrival(now) for link in ended if link.has_joined]
 
-    def _pause_if_ahead(self, link: HubLink) -> None:
-        """Stop reading a target that sends faster than the hub takes; its socket's own limits then slow it down."""
-        if self._backlog(link) >= MAX_BACKLOG:
+    def _pause_if_ahead(self, link: HubLink, now: float) -> None:
+        """Stop reading a target that sends faster than the hub takes, or more than its share of what all may send.
+
+        Its socket's own limits then slow it down. Other targets do not wait for it.
+        """
+        if self._backlog(link) >= MAX_BACKLOG or not link.allowance.has_recovered(now):
             self._poller.unregister(link.socket)
             self._paused.add(link)
 

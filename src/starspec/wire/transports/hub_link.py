@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -11,14 +11,19 @@ import zmq
 
 from starspec.audit import AuditLog
 from starspec.errors import PeerProtocolError
+from starspec.policy.peer_limits import Allowance, work_of
 from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
-from starspec.wire.messages import Fault, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
+from starspec.wire.messages import Fault, Features, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
 from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
 from starspec.wire.transports.sockets import LOST, Socket, SocketMonitor
 
 ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port
 READ_BURST: Final = 64  # multiparts of one target before the next target is read
+WORK_PER_S: Final = 8000.0  # units that all targets together may send unasked: so a flood leaves the hub time to draft
+WORK_BURST: Final = 1024.0  # of each target
+REPLY_WORK: Final = 2.0  # units that a target may send for each reply: a verdict, and its features
+FEATURES_SHARE: Final = 1 / 16  # of the bytes of features counts: nothing is decoded
 
 log = structlog.get_logger()
 
@@ -30,6 +35,7 @@ class HubLink:
         socket: bound to the target's own port; this link closes it.
         terms: the Welcome for the target, with its `link_id` and `port`.
         stats: counts what is not passed on to the hub.
+        may_join: asked when the target has come to its port; returns whether there is a place for it.
         now: seconds on the transport's clock, here and below.
         key_name: of the key that said Hello; empty = the hub has no keys.
     """
@@ -43,6 +49,7 @@ class HubLink:
         now: float,
         key_name: str,
         audit: AuditLog,
+        may_join: Callable[[], bool] = lambda: True,
     ) -> None:
         self.socket = socket
         self.hello = hello
@@ -52,10 +59,13 @@ class HubLink:
         self.num_queued = 0  # arrivals handed to the hub so far
         self.has_joined = False  # whether the hub knows of this link
         self.left: str | None = None  # why the link is over
+        self.used_at = now  # when the target asked for something last
+        self.allowance = Allowance(WORK_PER_S, WORK_BURST)
         self._monitor = SocketMonitor(socket, LOST)
         self._identity = terms.link_id.encode()
         self._decoder: Decoder[TargetToHub] = Decoder(TargetToHub, hello.vocab_size)
         self._stats = stats
+        self._may_join = may_join
         self._heard_at = now
         self._fault_at = -math.inf
         self._is_probe_due = False
@@ -73,11 +83,14 @@ class HubLink:
                 break
             try:
                 self._check_identity(identity)
+                work = sum(work_of(len(frame)) for frame in frames)
                 for message in self._decoder.decode_all(frames):
+                    if isinstance(message, Features):
+                        work -= (1.0 - FEATURES_SHARE) * (work_of(len(message.data)) - 1.0)
                     self._accept(self._link.receive(message), now, arrivals)
             except PeerProtocolError as error:
                 self._reject(identity, error, now)
-            if self.left is not None:
+            if self.left is not None or (identity == self._identity and not self.allowance.take(work, now)):
                 break
         self.num_queued += len(arrivals)
         return arrivals
@@ -87,13 +100,12 @@ class HubLink:
 
         Returns: False if the target is gone or does not read.
         """
+        self.allowance.owe(REPLY_WORK * len(frames))
         starts = range(0, len(frames), MAX_MESSAGES)
         return all(self._send(self._identity, frames[start : start + MAX_MESSAGES]) for start in starts)
 
-    def welcome_again(self, now: float) -> Welcome:
-        """The answer to a repeated Hello. Effects: the time to attach starts anew."""
-        if self._link.state is LinkState.ATTACHING:
-            self._heard_at = now
+    def welcome_again(self) -> Welcome:
+        """The answer to a repeated Hello. The time to attach goes on."""
         return self._welcome
 
     def check(self, now: float) -> None:
@@ -110,6 +122,11 @@ class HubLink:
     def extend(self, seconds: float) -> None:
         """Extend the lease by a time in which this process was suspended."""
         self._heard_at += seconds
+
+    def dismiss(self, reason: str) -> None:
+        """End the link, and tell the target."""
+        self._send(self._identity, [encode(Goodbye(reason))])
+        self.end(reason)
 
     def end(self, reason: str) -> None:
         """End the link. The first reason counts."""
@@ -131,6 +148,9 @@ class HubLink:
         match message:
             case Ping(sequence=number):
                 if self._link.state is LinkState.ATTACHING:
+                    if not self._may_join():
+                        self.dismiss("no place is left")
+                        return
                     self.has_joined = True
                     log.info("target joined", target=self.hello.target_id, link=self.link_id)
                     key = self.key_name or None
@@ -142,9 +162,11 @@ class HubLink:
             case Goodbye(reason=reason):
                 self.end(reason or "said goodbye")
             case Open(tag=tag, token_ids=token_ids):
+                self.used_at = now
                 self._audit.note("tag_opened", link=self.link_id, tag=tag, num_tokens=len(token_ids))
                 arrivals.append(self._arrival(message, now))
             case _:
+                self.used_at = now
                 arrivals.append(self._arrival(message, now))
 
     def _arrival(self, message: TargetToHub | Joined | Left, now: float) -> Arrival:

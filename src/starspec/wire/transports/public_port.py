@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 import secrets
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import msgspec
 import zmq
@@ -13,6 +17,7 @@ import zmq
 from starspec.audit import AuditLog
 from starspec.errors import ConfigError, LinkError, PeerProtocolError
 from starspec.ids import LinkId
+from starspec.policy.peer_limits import Allowance
 from starspec.wire.callers import Caller, Callers, key_name_of
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys
@@ -30,6 +35,12 @@ from starspec.wire.messages import (
 from starspec.wire.transports.base import Admit, HubTransportStats, Report
 from starspec.wire.transports.hub_link import READ_BURST, HubLink
 from starspec.wire.transports.sockets import Context, Socket, bind, make_socket
+
+MAX_COMING: Final = 64  # targets that were welcomed and have not come to their ports yet
+NEWCOMERS_PER_S: Final = 50.0  # a port for each takes the hub some time
+NEWCOMERS_BURST: Final = 128.0
+NEWCOMER_RETRY_S: Final = 1.0
+IDLE_S: Final = 10.0  # a target that asked for nothing for so long loses its place to a newcomer, if all are taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,7 @@ class PublicPort:
     Args:
         socket: bound to the public port; this object closes it.
         callers: who may connect, and as what; None = the hub has no keys, and everybody may.
+        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -97,6 +109,7 @@ class PublicPort:
         stats: HubTransportStats,
         callers: Callers | None,
         audit: AuditLog,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.socket = socket
         self._ports = ports
@@ -106,6 +119,9 @@ class PublicPort:
         self._callers = callers
         self._audit = audit
         self._decoder: Decoder[Hello | Ask] = Decoder(HandshakeMessage, max_frame_bytes=MAX_PUBLIC_FRAME_BYTES)
+        self._clock = clock
+        self._dice = random.Random()  # noqa: S311 (not for secrets)
+        self._newcomers = Allowance(NEWCOMERS_PER_S, NEWCOMERS_BURST)
         self._links: dict[bytes, HubLink] = {}  # by connection, so that a repeated Hello gets the same link
         self._fault_at = -math.inf
 
@@ -192,9 +208,9 @@ class PublicPort:
         link = self._links.get(peer)
         if link is not None and link.left is None:
             if link.hello == hello:
-                return link.welcome_again(now)
+                return link.welcome_again()
             link.end("sent another Hello")
-        answer = self._admit(hello, sum(link.left is None for link in held))
+        answer = self._admit(hello, self._num_busy(now))
         if isinstance(answer, Welcome):
             answer = self._begin(peer, hello, answer, key_name, held, now)
         if isinstance(answer, Refused):
@@ -206,15 +222,48 @@ class PublicPort:
     def _begin(
         self, peer: bytes, hello: Hello, terms: Welcome, key_name: str, held: list[HubLink], now: float
     ) -> Welcome | Refused:
+        if not self._newcomers.take(1.0, now):
+            return Refused("full", "too many targets come at once", retry_after_s=NEWCOMER_RETRY_S)
+        self._forget_one_of_too_many()
         try:
             socket, port = self._ports.open_data_port(key_name)
             welcome = msgspec.structs.replace(terms, link_id=LinkId(secrets.token_hex(16)), port=port)
-            link = HubLink(socket, hello, welcome, self._stats, now, key_name, self._audit)
+            may_join = partial(self._may_join, hello)
+            link = HubLink(socket, hello, welcome, self._stats, now, key_name, self._audit, may_join)
         except (ConfigError, zmq.ZMQError) as error:  # ZMQError: the process has no socket left
             return Refused("full", f"the hub has no port left for this target: {error}", retry_after_s=terms.lease_s)
         self._links[peer] = link
         held.append(link)
         return welcome
+
+    def _may_join(self, hello: Hello) -> bool:
+        """Whether a target that has come to its port gets a place. Effects: an idle target may lose its place."""
+        now = self._clock()
+        if not isinstance(self._admit(hello, self._num_busy(now)), Welcome):
+            return False
+        if not isinstance(self._admit(hello, len(self._joined)), Welcome):
+            idlest = min(self._joined, key=lambda link: link.used_at)
+            idlest.dismiss(f"its place was needed, and it had asked for nothing for {now - idlest.used_at:.0f} s")
+        return True
+
+    @property
+    def _joined(self) -> list[HubLink]:
+        """The links that have a place: their targets have completed the handshake."""
+        return [link for link in self._links.values() if link.has_joined and link.left is None]
+
+    def _num_busy(self, now: float) -> int:
+        """Places that a newcomer cannot get: all that are taken, but for one if its target is idle."""
+        joined = self._joined
+        return len(joined) - any(now - link.used_at >= IDLE_S for link in joined)
+
+    def _forget_one_of_too_many(self) -> None:
+        """End the link of some target that has not come to its port yet, if there are many.
+
+        It is a random one, so that nobody can keep all others out by being quicker.
+        """
+        coming = [link for link in self._links.values() if not link.has_joined and link.left is None]
+        if len(coming) >= MAX_COMING:
+            self._dice.choice(coming).end("other targets came meanwhile")
 
     def _fault(self, error: PeerProtocolError, now: float) -> Fault | None:
         self._stats.num_frames_rejected += 1

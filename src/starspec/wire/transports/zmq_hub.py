@@ -82,7 +82,7 @@ class ZmqHub:
             raise
         self._arrivals: queue.SimpleQueue[list[Arrival] | None] = queue.SimpleQueue()
         self._queues = HubQueues(self._arrivals, self.stats, clock)
-        public_port = PublicPort(public, ports, admit, report, self.stats, callers, audit)
+        public_port = PublicPort(public, ports, admit, report, self.stats, callers, audit, clock)
         self._thread = threading.Thread(target=self._run, args=(public_port,), name="starspec-hub-io", daemon=True)
         self._thread.start()
 

@@ -268,8 +268,8 @@ class ZmqTarget:
                     errors.append(error)
                 if self._own is None:
                     return messages
-            for error in errors:
-                self._reject(error, now)
+            for each in errors:
+                self._reject(each, now)
             if self._inbox.breach:
                 self._break(self._inbox.breach, now)
             if self._own is None:
