@@ -466,10 +466,10 @@ def test_replies_beyond_the_bound_are_dropped_and_counted(monkeypatch) -> None:
     stats = HubTransportStats()
     queues = HubQueues(queue.SimpleQueue(), stats)
     for _ in range(5):
-        queues.put_replies({LinkId("s"): [b"one", b"two"]})
+        queues.put_replies({LinkId("s"): [b"one", b"two"]}, {})
     assert (len(queues.replies), stats.num_dropped) == (3, 4)
     queues.close()
-    queues.put_replies({LinkId("s"): [b"late"]})  # nobody is there to be woken, and nobody minds
+    queues.put_replies({LinkId("s"): [b"late"]}, {})  # nobody is there to be woken, and nobody minds
 
 
 def test_a_port_in_use_is_a_sentence_with_the_port(star) -> None:

@@ -35,6 +35,7 @@ class Outgoing(NamedTuple):
 
     link_id: LinkId
     frames: list[bytes]
+    num_drafts: int  # how many of them are proposals with draft tokens
     put_s: float  # when the hub handed them over
 
 
@@ -59,14 +60,18 @@ class HubQueues:
         self.wake.setblocking(False)
         self._alarm.setblocking(False)
 
-    def put_replies(self, frames: Mapping[LinkId, list[bytes]]) -> None:
-        """Hub's side: queue frames and wake the I/O thread. Frames beyond MAX_REPLIES are dropped and counted."""
+    def put_replies(self, frames: Mapping[LinkId, list[bytes]], num_drafts: Mapping[LinkId, int]) -> None:
+        """Hub's side: queue frames and wake the I/O thread. Frames beyond MAX_REPLIES are dropped and counted.
+
+        Args:
+            num_drafts: proposals with draft tokens among the frames of each link.
+        """
         now = self._clock()
         for link_id, theirs in frames.items():
             if len(self.replies) >= MAX_REPLIES:
                 self._stats.num_dropped += len(theirs)
             else:
-                self.replies.append(Outgoing(link_id, theirs, now))
+                self.replies.append(Outgoing(link_id, theirs, num_drafts.get(link_id, 0), now))
         self._wake_up()
 
     def count_taken(self, arrivals: Sequence[Arrival]) -> None:
@@ -170,7 +175,7 @@ class HubIoLoop:
         while replies:
             reply = replies.popleft()
             link = self._links.get(reply.link_id)
-            if link is None or not link.write(reply.frames):
+            if link is None or not link.write(reply.frames, reply.num_drafts):
                 self._stats.num_dropped += len(reply.frames)
             elif self._trace:
                 self._trace.slice("wire", "reply", reply.put_s, self._clock(), link=reply.link_id)

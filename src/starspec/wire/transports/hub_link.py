@@ -22,7 +22,7 @@ ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port
 READ_BURST: Final = 64  # multiparts of one target before the next target is read
 WORK_PER_S: Final = 8000.0  # units that all targets together may send unasked: so a flood leaves the hub time to draft
 WORK_BURST: Final = 1024.0  # of each target
-REPLY_WORK: Final = 2.0  # units that a target may send for each reply: a verdict, and its features
+DRAFT_WORK: Final = 2.0  # units that a target may send for each draft: a verdict, and its features
 FEATURES_SHARE: Final = 1 / 16  # of the bytes of features counts: nothing is decoded
 
 log = structlog.get_logger()
@@ -95,12 +95,14 @@ class HubLink:
         self.num_queued += len(arrivals)
         return arrivals
 
-    def write(self, frames: Sequence[bytes]) -> bool:
+    def write(self, frames: Sequence[bytes], num_drafts: int = 0) -> bool:
         """Send frames without waiting, in multiparts of at most MAX_MESSAGES.
 
+        Args:
+            num_drafts: how many of them are proposals with draft tokens.
         Returns: False if the target is gone or does not read.
         """
-        self.allowance.owe(REPLY_WORK * len(frames))
+        self.allowance.owe(DRAFT_WORK * num_drafts)
         starts = range(0, len(frames), MAX_MESSAGES)
         return all(self._send(self._identity, frames[start : start + MAX_MESSAGES]) for start in starts)
 

@@ -25,7 +25,7 @@ from starspec.tracing import Tracer
 from starspec.wire.callers import Callers, CurveAuthenticator
 from starspec.wire.codec import MAX_PUBLIC_FRAME_BYTES, encode
 from starspec.wire.keys import Keys, require_keys
-from starspec.wire.messages import HubToTarget
+from starspec.wire.messages import HubToTarget, Proposal
 from starspec.wire.transports.base import Admit, Arrival, HubTransportStats, Report
 from starspec.wire.transports.hub_io import HubIoLoop, HubQueues
 from starspec.wire.transports.public_port import Ports, PublicPort
@@ -111,7 +111,7 @@ class ZmqHub:
         """As HubTransport; callable from any thread. A message too large for a frame is dropped and counted."""
         frames = {name: self._encode(messages) for name, messages in replies.items() if messages}
         if frames:
-            self._queues.put_replies(frames)
+            self._queues.put_replies(frames, {name: _num_drafts(messages) for name, messages in replies.items()})
 
     def _encode(self, messages: Sequence[HubToTarget]) -> list[bytes]:
         frames = []
@@ -143,3 +143,8 @@ class ZmqHub:
         finally:
             loop.close()
             self._context.term()
+
+
+def _num_drafts(messages: Sequence[HubToTarget]) -> int:
+    """Proposals with draft tokens: each of them will have a verdict."""
+    return sum(isinstance(each, Proposal) and bool(each.token_ids) for each in messages)

@@ -1,0 +1,149 @@
+"""One target cannot starve another, whatever it sends: a whole star in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+
+import pytest
+from hub_toys import ToyStar, ToyTag
+from synthetic_star import SyntheticStar
+
+from starspec.config import HubConfig
+from starspec.ids import Epoch, LinkId, Tag, TargetId
+from starspec.models.synthetic.spec import SyntheticSpec
+from starspec.policy.peer_limits import Allowance
+from starspec.sampling.spec import SamplingSpec
+from starspec.wire.messages import (
+    Close,
+    Fault,
+    HubToTarget,
+    Open,
+    Ping,
+    Proposal,
+    Reopen,
+    TargetToHub,
+    Verdict,
+)
+from starspec.wire.transports.base import Arrival
+from starspec.wire.transports.hub_link import DRAFT_WORK, READ_BURST, WORK_BURST, WORK_PER_S
+
+HOSTILE = LinkId("hostile")
+HANDLE_S = 50e-6  # what a message costs the hub's thread
+SECONDS = 4.0
+LONG = [7] * 600  # a prompt of a hostile target
+DRAFT = SyntheticSpec(role="draft", alpha=0.8, step_ms=4.0, per_sequence=0.05, per_token=0.02)
+TARGET = SyntheticSpec(role="target", alpha=0.8, step_ms=25.0)
+CONFIG = HubConfig(max_tags=16, max_draft_tokens=8, prefill_chunk=64)
+Attack = Callable[[], Iterator[TargetToHub]]
+
+
+def pings() -> Iterator[TargetToHub]:
+    return (Ping(number) for number in count(1))
+
+
+def opens_of_new_tags() -> Iterator[TargetToHub]:
+    return (Open(Tag(tag), Epoch(1), [*LONG, tag % 400], 600, SamplingSpec(temperature=0.0), 8) for tag in count(1))
+
+
+def opens_of_one_tag() -> Iterator[TargetToHub]:
+    texts = ([*LONG, epoch % 400] for epoch in count(1))
+    return (Open(Tag(1), Epoch(n), text, 600, SamplingSpec(temperature=0.0), 8) for n, text in enumerate(texts, 1))
+
+
+def verdicts_of_unknown_tags() -> Iterator[TargetToHub]:
+    return (Verdict(Tag(tag), Epoch(2), 5, [1], 4) for tag in count(1))
+
+
+def closes_and_faults() -> Iterator[TargetToHub]:
+    return (Close(Tag(number), Epoch(1)) if number % 2 else Fault("x" * 300) for number in count(1))
+
+
+ATTACKS: list[Attack] = [pings, opens_of_new_tags, opens_of_one_tag, verdicts_of_unknown_tags, closes_and_faults]
+
+
+class StarUnderAttack(SyntheticStar):
+    """Honest targets, and one that sends as much as its link lets through."""
+
+    def __init__(self, attack: Attack | None, num_honest: int) -> None:
+        super().__init__(num_honest, CONFIG, draft=DRAFT, target=TARGET, depth=4, num_rows=6)
+        self._attack = None if attack is None else attack()
+        self._allowance = Allowance(WORK_PER_S / (num_honest + 1), WORK_BURST)
+        self.num_sent = 0
+        if attack is not None:
+            self.hub.join(HOSTILE, TargetId("hostile"), TARGET.vocab)
+
+    def receive(self, timeout_s: float) -> list[Arrival]:
+        if self._attack is None:
+            return super().receive(timeout_s)
+        before_s = self.clock()
+        arrived = super().receive(0.0)
+        for _ in range(READ_BURST):
+            if not self._allowance.has_recovered(self.clock()):
+                break
+            self._allowance.take(1.0, self.clock())
+            arrived.append(Arrival(HOSTILE, TargetId("hostile"), next(self._attack), self.clock()))
+            self.num_sent += 1
+        if not arrived and timeout_s:
+            self.clock.advance(min(timeout_s, 1e-3))
+        self.clock.advance(HANDLE_S * len(arrived))
+        assert self.clock() >= before_s
+        return arrived
+
+    def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
+        theirs = replies.get(HOSTILE, ())
+        self._allowance.owe(DRAFT_WORK * sum(isinstance(each, Proposal) and bool(each.token_ids) for each in theirs))
+        super().send({link: messages for link, messages in replies.items() if link != HOSTILE})
+
+
+@pytest.fixture(scope="module")
+def beside_an_honest_one() -> float:
+    """Tokens a second of a target beside another honest one."""
+    return StarUnderAttack(None, 2).run(SECONDS)[LinkId("t0")]
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_a_target_beside_a_hostile_one_is_at_least_half_as_fast(attack: Attack, beside_an_honest_one: float) -> None:
+    star = StarUnderAttack(attack, 1)
+    rate = star.run(SECONDS)[LinkId("t0")]
+    assert star.num_sent > 500
+    assert rate >= 0.5 * beside_an_honest_one, f"{rate / beside_an_honest_one:.2f}"
+
+
+def test_a_newcomer_gets_tags_from_the_target_that_holds_all() -> None:
+    star = ToyStar("greedy", "late", max_tags=8, num_rows=4)
+    for number in range(8):
+        star.send("greedy", ToyTag(number, [1, 2, 3 + number]).open(0))
+    for number in range(6):
+        star.send("late", ToyTag(number, [5, 6, 7 + number]).open(2))
+    replies = star.drain()
+    proposed = [each for name, each in replies if name == "late" and isinstance(each, Proposal) and each.token_ids]
+    assert len(proposed) == 4, "half of the places, and no more"
+    assert sum(isinstance(each, Reopen) for name, each in replies if name == "greedy") == 4
+    targets = star.hub.status(star.clock()).targets
+    assert (targets[TargetId("greedy")].num_tags, targets[TargetId("late")].num_tags) == (4, 4)
+
+
+def test_who_holds_the_most_tags_gets_no_more_of_them() -> None:
+    star = ToyStar("a", "b", max_tags=4, num_rows=4)
+    for number in range(2):
+        star.send("b", ToyTag(number, [5, 6, 7 + number]).open(0))
+    for number in range(4):
+        star.send("a", ToyTag(number, [1, 2, 3 + number]).open(2))
+    declined = [each for _, each in star.drain() if isinstance(each, Proposal) and each.retry_after_s]
+    assert len(declined) == 2
+
+
+def test_rows_of_a_target_that_verifies_are_not_taken_by_one_with_more() -> None:
+    """So it is not prefilled again in each round."""
+    star, honest = ToyStar("greedy", "honest", num_rows=4, max_tags=16), ToyTag(1, [1, 2, 3])
+    star.send("honest", honest.open(2))
+    for _, message in star.drain():
+        honest.receive(message)
+    for number in range(8):
+        star.send("greedy", ToyTag(number, [5, 6, 7 + number]).open(2))
+    star.drain()
+    num_prompt_tokens = star.hub.stats.num_prompt_tokens
+    star.send("honest", honest.verdict([*honest.proposal.token_ids, 9], 2))
+    star.drain()
+    assert star.hub.stats.num_prompt_tokens == num_prompt_tokens
