@@ -153,14 +153,14 @@ def test_any_deficits_keep_the_promises_of_the_draft_step(snapshot: DraftStepSna
 
 
 def test_a_row_is_taken_from_the_last_target_in_service_order_and_not_from_the_last_to_come() -> None:
-    waiting = (view(1, target="a"), view(2, has_row=False, target="b"), view(3, target="b"))
+    waiting = (view(1, target="a"), view(4, target="a"), view(2, has_row=False, target="b"), view(3, target="b"))
     snapshot = DraftStepSnapshot(
         waiting=waiting, idle=(), num_free_rows=0, prefill_chunk=CHUNK, chunk_beside=CHUNK, max_sequences=1
     )
     turns = DeficitRoundRobin({}, {LinkId("b"): 5.0, LinkId("a"): 5.0})
     draft_step, _ = choose_fairly(snapshot, turns)
-    assert [scheduled.key for scheduled in draft_step.sequences] == [waiting[1].key]
-    assert draft_step.evicted == (waiting[0].key,)
+    assert [scheduled.key for scheduled in draft_step.sequences] == [waiting[2].key]
+    assert draft_step.evicted == (waiting[1].key,)
 
 
 @given(st.lists(st.floats(-40, 8), min_size=1, max_size=5))

@@ -171,6 +171,7 @@ class DraftScheduler:
             prefill_chunk=self._prefill_chunk,
             chunk_beside=self._times.chunk_beside(self._prefill_chunk),
             max_sequences=self.max_sequences,
+            weights=self.weights,
         )
 
     def _view(self, sequence: DraftSequence) -> SequenceView:

@@ -4,7 +4,8 @@ All waiting sequences grow together in one batched forward, or the first `max_se
 time). The order is first come, first served, or that of `fairness.py`:
 
 1. A waiting sequence without a row takes a free one; else the row of the idle sequence that was used least recently;
-   else the row of the last waiting sequence. It takes no row of a target that holds as many rows as its own, or fewer.
+   else the row of the last waiting sequence. It takes no row of a target that holds as many rows as its own, or fewer, by
+   weight.
    A sequence that loses its row lives on as token ids.
 2. A waiting sequence that misses only what a verdict leaves, or nodes of its tree, grows without further conditions.
 3. Sequences in prefill (of a prompt, or of the tokens of an evicted sequence) share `prefill_chunk` tokens of a draft
@@ -16,8 +17,8 @@ time). The order is first come, first served, or that of `fairness.py`:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -57,6 +58,7 @@ class DraftStepSnapshot:
     prefill_chunk: int  # prefill tokens in one draft step, at most; at least 1
     chunk_beside: int  # the same for a draft step in which others decode; at least 1
     max_sequences: int | None = None  # in one draft step; None = all that wait
+    weights: Mapping[LinkId, float] = field(default_factory=dict)  # shares of rows; 1 for targets that are not in it
 
     @property
     def max_scheduled(self) -> int:
@@ -194,8 +196,8 @@ class _PromptTokens:
 class _Rows:
     """Free rows, and rows that may be evicted, while a draft step is chosen.
 
-    A target never loses a row to one that holds as many rows or more: else a target with many sequences would take the
-    rows of all others while they verify, and they would be prefilled again in each round.
+    A target never loses a row to one that holds as many rows or more, by weight: else a target with many sequences
+    would take the rows of all others while they verify, and they would be prefilled again in each round.
     """
 
     def __init__(self, snapshot: DraftStepSnapshot, order: Sequence[SequenceView]) -> None:
@@ -203,6 +205,7 @@ class _Rows:
         self._idle = sorted(snapshot.idle, key=lambda sequence: sequence.last_used_s)
         self._behind = {sequence.key: None for sequence in order if sequence.has_row}
         self._num_held = Counter(key.link_id for key in (*self._behind, *(each.key for each in self._idle)))
+        self._weights = snapshot.weights
         self.evicted: list[TagKey] = []
 
     def pass_by(self, sequence: SequenceView) -> None:
@@ -235,4 +238,7 @@ class _Rows:
         return None
 
     def _may_take(self, taker: LinkId, key: TagKey) -> bool:
-        return key.link_id == taker or self._num_held[key.link_id] > self._num_held[taker]
+        return key.link_id == taker or self._share(key.link_id) > self._share(taker)
+
+    def _share(self, target: LinkId) -> float:
+        return self._num_held[target] / self._weights.get(target, 1.0)

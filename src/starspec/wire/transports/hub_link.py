@@ -16,7 +16,7 @@ from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import Fault, Features, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
 from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
-from starspec.wire.transports.sockets import LOST, Socket, SocketMonitor
+from starspec.wire.transports.sockets import GOODBYE_MS, LOST, Socket, SocketMonitor
 
 ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port
 READ_BURST: Final = 64  # multiparts of one target before the next target is read
@@ -128,6 +128,7 @@ class HubLink:
     def dismiss(self, reason: str) -> None:
         """End the link, and tell the target."""
         self._send(self._identity, [encode(Goodbye(reason))])
+        self.socket.linger = GOODBYE_MS
         self.end(reason)
 
     def end(self, reason: str) -> None:
