@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K, SampleMethod
-from starspec.ids import Epoch, Tag, TargetId
+from starspec.ids import Epoch, Tag
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import MAX_SUPPORT, ROOT, DraftTree, Drawing, DrawnCandidates
@@ -28,6 +28,7 @@ from starspec.wire.messages.base import (
     Name,
     Seconds,
     TagNumber,
+    TargetName,
     TokenIdList,
 )
 
@@ -38,7 +39,7 @@ class Hello(Message, frozen=True):
     """target -> hub: who the target is, and what its draft model must match."""
 
     protocol_version: int
-    target_id: Annotated[TargetId, Meta(min_length=1, max_length=200)]
+    target_id: TargetName
     vocab_size: Annotated[int, Meta(ge=1, lt=2**31)]  # rows of the target's embedding
     vocab_fingerprint: Name  # hash of the tokenizer's vocabulary; equal iff the token ids mean the same
     num_layers: Count = 0  # layers of the target: it can send hidden states 0..num_layers
