@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from toy import VOCAB_SIZE, WordTokenizer
 from toy_hub import DRAFT_S, FULL_S, MOODS, STEP_S, SlowRunner, Star, ToyHub
 
@@ -26,6 +27,7 @@ from starspec.speculation.budget import DraftBudget
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Drawn,
+    Fault,
     HubToTarget,
     Open,
     Pong,
@@ -201,6 +203,24 @@ def test_a_hub_whose_answers_to_opens_are_all_malformed_is_told_whole_requests_e
     star.submit("a", PROMPT, 80)
     star.finish()
     assert star.hub.num_opens <= 3 + 2  # pauses of 16, 32 and 64 rounds
+
+
+def test_a_hub_that_wants_tags_opened_again_for_no_reason_is_told_whole_texts_ever_more_rarely() -> None:
+    star = Star()
+    star.hub.mood = "reopening"
+    star.submit("a", PROMPT, 80)  # 0.8 s
+    star.finish()
+    assert star.hub.num_opens <= 1 + 1 + 2  # once again at once, then after 0.25 s and 0.5 s
+
+
+def test_faults_of_a_hub_are_logged_once_in_a_second() -> None:
+    star = Star()
+    star.submit("a", PROMPT, 60)
+    with capture_logs() as logs:
+        for _ in range(60):
+            star.hub.mail += [(star.clock.now, Fault("no"))] * 20
+            star.step()
+    assert 1 <= len([line for line in logs if line.get("reason") == "no"]) <= 2
 
 
 class DistantHub(ToyHub):

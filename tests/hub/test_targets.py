@@ -1,8 +1,12 @@
 """What the hub tells of each of its targets: of a vLLM server, nobody else does."""
 
+import pytest
 from hub_toys import ToyStar, ToyTag, paths_of
+from synthetic_star import SyntheticStar
 
+from starspec.config import Admission, HubConfig
 from starspec.ids import LinkId, TargetId
+from starspec.models.synthetic.spec import SyntheticSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import HubTargetStats
 
@@ -137,3 +141,14 @@ def test_a_target_that_left_is_told_of_no_more() -> None:
     assert star.hub.status(star.clock()).targets.keys() == {"a", "b"}
     star.hub.leave(LinkId("a"), star.clock())
     assert star.hub.status(star.clock()).targets.keys() == {"b"}
+
+
+@pytest.mark.parametrize("admission", ["off", "n_max"])
+def test_n_max_is_told_whether_or_not_it_is_enforced(admission: Admission) -> None:
+    draft = SyntheticSpec(role="draft", alpha=0.8, step_ms=5.0, per_sequence=0.5)
+    target = SyntheticSpec(role="target", alpha=0.8, step_ms=25.0)
+    star = SyntheticStar(2, HubConfig(admission=admission), draft=draft, target=target, depth=3)
+    star.run(3.0)
+    stats = star.hub.status(star.clock()).stats
+    assert 2 <= stats.num_max < 64
+    assert bool(stats.num_admitted) == (admission == "n_max")

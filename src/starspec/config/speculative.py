@@ -23,7 +23,7 @@ class RemoteConfig:
     endpoint: str | None = None  # tcp://host:port of the hub's public port; None = a hub of one's own in this process
     keys: str | None = None  # folder made by `starspec keygen`; required unless the host is loopback
     insecure: bool = False  # allow a host that is not loopback without keys
-    deadline_ms: float | None = None  # longest wait for proposals; None = follows recent rounds
+    deadline_ms: float | None = None  # longest wait for proposals, whether or not it pays; None = follows recent rounds
     fallback: Literal["ngram", "none"] = "none"  # drafter of rounds that the hub misses
 
     def __post_init__(self) -> None:
