@@ -143,15 +143,15 @@ class RawTarget:
         """Go through the handshake. Effects: `socket` then leads to this target's own port."""
         welcome = self.greet(message)
         assert isinstance(welcome, Welcome), welcome
-        assert self.attach_to(welcome) == Pong(0)
+        self.come_to(welcome)
+        assert self.ask(self.socket, [encode(Ping(0))], HubToTarget) == Pong(0)
         return welcome
 
-    def attach_to(self, welcome: Welcome) -> object:
-        """Come to one's own port. Returns: the hub's answer there."""
+    def come_to(self, welcome: Welcome) -> None:
+        """Connect to one's own port. Effects: as `attach`."""
         self.socket.close()
         host = self.endpoint.rsplit(":", 1)[0]
         self.socket = self._connect(f"{host}:{welcome.port}", welcome.link_id.encode())
-        return self.ask(self.socket, [encode(Ping(0))], HubToTarget)
 
     def ask(self, socket: zmq.Socket, frames: list[bytes], union: object = HubPublicReply) -> object:
         socket.send_multipart(frames)
