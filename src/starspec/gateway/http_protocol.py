@@ -21,6 +21,7 @@ from starspec.gateway.http_errors import HttpError
 from starspec.gateway.log_limit import LogLimit
 
 MAX_EARLY_BYTES: Final = 64 * 1024  # of next requests, while an answer is generated
+LINGER_S: Final = 1.0  # between an error and the close: a close at once, with bytes unread, would destroy the error
 RETRY_FULL_S: Final = 1.0  # connections come and go quickly
 
 log = structlog.get_logger()
@@ -131,6 +132,7 @@ class GatewayProtocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._unread_deadline: asyncio.TimerHandle | None = None
         self._early = b""
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -176,8 +178,19 @@ class GatewayProtocol(H11Protocol):
         self.refuse(HttpError(400, f"{msg[:1].lower()}{msg[1:].rstrip('.')}: this port speaks HTTP/1.1"))
 
     def refuse(self, error: HttpError) -> None:
-        """Answer with an error, if no answer has begun, and close."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
+        """Answer with an error, if no answer has begun, and close.
+
+        Effects: the request in progress, if any, ends as if its client had left. Further bytes are not read.
+        """
+        has_answered = self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if has_answered or self.transport.is_closing():
+            self.transport.close()
+        else:
+            self._is_refused = True
+            self.flow.resume_reading()
             response = error.response()
             headers = [*response.raw_headers, (b"connection", b"close")]
             for event in (
@@ -186,7 +199,7 @@ class GatewayProtocol(H11Protocol):
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+            self.transport.write_eof()
         self._follow()
 
     def abort(self) -> None:
@@ -200,7 +213,7 @@ class GatewayProtocol(H11Protocol):
             self.flow.resume_reading()  # the client's end is news, even if its next request is not
 
     def _phase_now(self) -> Phase:
-        if self.transport.is_closing():
+        if self._is_refused or self.transport.is_closing():
             return Phase.CLOSING
         ours, theirs = self.conn.our_state, self.conn.their_state
         if theirs is h11.IDLE:
@@ -214,12 +227,14 @@ class GatewayProtocol(H11Protocol):
         if phase is self._phase:
             return
         self._phase = phase
-        self._table.set_idle(self, phase in (Phase.IDLE, Phase.HEAD))
+        self._table.set_idle(self, phase in (Phase.IDLE, Phase.HEAD, Phase.CLOSING))
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
         if phase is Phase.IDLE:
             self._deadline = self.loop.call_later(self._timeouts.idle_s, self._expire)
+        elif phase is Phase.CLOSING and self._is_refused:
+            self._deadline = self.loop.call_later(LINGER_S, self._expire)
         elif phase in (Phase.HEAD, Phase.BODY, Phase.CLOSING):
             self._deadline = self.loop.call_later(self._timeouts.receive_s, self._expire)
 
