@@ -112,7 +112,7 @@ def test_a_small_pair_is_served_without_waiting(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_traced_star_shows_what_hub_and_targets_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # outcomes never end, so some layers are in vain; a chain ends before its verdict comes
+    # outcomes never end, so some draft steps are in vain; a chain ends before its verdict comes
     outcomes = {"outcomes": ("outcomes", 1, HubConfig(port=0, run_ahead="outcomes"))}
     monkeypatch.setattr(measure, "TRACED", outcomes)
     monkeypatch.setattr(measure, "TRACED_TURN", Turn(num_draft_tokens=point.DEPTH, warm_up_s=0.1, seconds=1.0))

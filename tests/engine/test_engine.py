@@ -407,4 +407,4 @@ def test_the_rate_is_of_the_last_seconds_or_of_all_that_there_were(after_s: floa
     for _ in range(round(after_s / 0.1)):
         now += 0.1
         engine.step()
-    assert engine.stats.tokens_per_s == pytest.approx(10.0, abs=1.1)  # the first step reads the prompt
+    assert engine.stats.tokens_per_s == pytest.approx(10.0, abs=1.1)  # the first step prefills

@@ -120,7 +120,7 @@ class ToyTarget:
     def emit(
         self, request_id: RequestId, text: str, *, finish: str | None = None, stop_reason: int | str | None = None
     ) -> None:
-        """One emission with the tokens of a text; the last one carries eos if it ends by stop."""
+        """One output with the tokens of a text; the last one carries eos if it ends by stop."""
         spec = self.submitted[request_id]
         ends_with_eos = finish == "stop" and stop_reason is None
         token_ids = self._encode(text) + ([EOS] if ends_with_eos else [])

@@ -62,7 +62,7 @@ async def test_a_client_that_leaves_between_tokens_aborts_what_is_unfinished_onl
     target.emit(unfinished, "the beg")
     if stream:
         await client.reader.readuntil(b"the beg")
-    else:  # the status that answers the next question comes after both emissions
+    else:  # the status that answers the next question comes after both outputs
         await gateway.http.get("/health")
         await settle()
     await client.hang_up()

@@ -293,7 +293,7 @@ def test_what_nodes_said_is_forgotten_with_their_tree() -> None:
     star.send("a", tag.open(TREE), tag.past())
     propose(star, "a", tag)
     assert [len(said) > 1 for said in star.drafter._hidden.values()] == [True]
-    star.send("a", tag.open(4))  # the same tokens, and another opinion of them
+    star.send("a", tag.open(4))  # the same tokens, and other features of them
     assert list(star.drafter._hidden.values()) == [{}]
     assert paths_of(propose(star, "a", tag)) == tag.alone()
 

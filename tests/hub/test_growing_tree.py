@@ -23,7 +23,7 @@ Path = tuple[int, ...]
 
 
 def children(path: Path, top_k: int) -> Children:
-    """A drafter's opinion: a function of the path alone. Below some nodes it draws."""
+    """A drafter's choices: a function of the path alone. Below some nodes it draws."""
     order = sorted(range(10), key=lambda token: hash((path, token, 5)) % 997)[:top_k]
     tokens = [
         DraftToken(token, -0.1 * (place + 1) - (hash((path, token)) % 7) / 10) for place, token in enumerate(order)

@@ -57,7 +57,7 @@ def test_a_proposal_is_the_drafts_own_continuation_under_the_sampling_spec(sampl
 def test_children_of_siblings_are_drawn_independently(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chi-square of pairs with a false alarm of 1e-4. With shared seeds, siblings would have equal children."""
     probs = torch.tensor([0.6, 0.3, 0.1])
-    monkeypatch.setattr("hub_toys.logits_after", lambda _: probs.log())  # the same law at every node
+    monkeypatch.setattr("hub_toys.logits_after", lambda _: probs.log())  # the same distribution at every node
     star, num, found = ToyStar("a", target_vocab_size=3), 600, Counter[tuple[int, int]]()
     for seed in range(num):
         tag = ToyTag(seed + 1, [1, 2], SamplingSpec(temperature=1.0, seed=seed), "rejection")

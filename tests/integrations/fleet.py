@@ -87,7 +87,7 @@ class Fleet:
         try:
             endpoint = self.routed.wait_ready()
             self.gateway = self._server("gateway", "--target", self._model, "--port", "0", "--endpoint", endpoint)
-            self.spoke_url = self.gateway.wait_ready().removesuffix("/v1")
+            self.gateway_url = self.gateway.wait_ready().removesuffix("/v1")
             for server in (self.tight, self.wide, self.plain):
                 server.wait_ready()
         except BaseException:

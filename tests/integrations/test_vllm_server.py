@@ -197,7 +197,7 @@ class Streams:
         lengths = (1, 12, 60, 165)  # sentences of nine words: up to 1,500 tokens
         async with asyncio.TaskGroup() as group:
             for number in range(16):
-                url = (self._fleet.tight.url, self._fleet.wide.url, self._fleet.spoke_url)[number % 3]
+                url = (self._fleet.tight.url, self._fleet.wide.url, self._fleet.gateway_url)[number % 3]
                 num_sentences, num_tokens = lengths[number % 4], NUM_TOKENS
                 if url == self._fleet.tight.url:  # a long prompt leaves blocks for another, but not for both answers
                     num_sentences, num_tokens = (165 if number == 3 else 30), 4 * NUM_TOKENS

@@ -1,6 +1,6 @@
 """Rejection sampling between real processes, with the hub killed in mid-stream: answers end, greedy ones are the same.
 
-Sampled answers may differ from run to run, as proposals come or not; their law is tested in `tests/lossless`.
+Sampled answers may differ from run to run, as proposals come or not; their distribution is tested in `tests/lossless`.
 """
 
 from __future__ import annotations
