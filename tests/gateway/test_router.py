@@ -13,7 +13,7 @@ from starspec.config import MIN_SERVING_LEASE_S, TargetConfig
 from starspec.errors import CapacityError, ConfigError, PeerLost, RequestError, StarspecError
 from starspec.gateway.generation import MAX_TARGETS, Generation
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
-from starspec.gateway.routed_target import ASK_INTERVAL_S, PAUSE_S, QUIET_S, SILENCE_S, UNREACHED_S, TargetState
+from starspec.gateway.routed_target import ASK_INTERVAL_S, PAUSE_S, QUIET_S, SILENCE_S, UNREACHED_S, TargetHealth
 from starspec.gateway.router import Router
 from starspec.ids import RequestId
 from starspec.sampling.spec import SamplingSpec
@@ -220,7 +220,7 @@ async def test_a_silent_target_gets_no_requests_and_those_that_wait_there_go_els
             with Generation(router, generation_request(2), "s"):
                 assert list(targets[1].open) == ["r-1", "r-2.2", "s-0", "s-1"]
             clock.now_s += 5.0
-            assert (silent.state, silent.state_s) == (TargetState.SILENT, 5.0)
+            assert (silent.state, silent.state_s) == (TargetHealth.SILENT, 5.0)
             targets[0].is_answering = True
             assert silent.can_answer
             targets[0].emit(RequestId("r-0"), "seen too")  # it was kept: a target that goes on loses nothing
@@ -331,7 +331,7 @@ async def test_a_target_that_loads_for_long_is_starting_and_no_alarm(targets: li
         while clock.now_s < 20 * max(UNREACHED_S, SILENCE_S):
             clock.now_s += ASK_INTERVAL_S
             routed.check()
-    assert (routed.state, routed.can_answer, logs) == (TargetState.STARTING, False, [])
+    assert (routed.state, routed.can_answer, logs) == (TargetHealth.STARTING, False, [])
 
 
 async def test_a_target_that_hangs_is_lost(targets: list[Any]) -> None:
@@ -350,7 +350,7 @@ async def test_a_target_that_hangs_is_lost(targets: list[Any]) -> None:
             routed.check()
         assert [type(event) for event in events] == [PeerLost]
         assert targets[0].aborted == ["r"]  # it may only have been slow
-        assert (routed.state, routed.is_live) == (TargetState.SILENT, False)
+        assert (routed.state, routed.is_live) == (TargetHealth.SILENT, False)
         targets[0].send(Ask(PROTOCOL_VERSION))
         await connected(router, 1)
         assert routed.can_answer

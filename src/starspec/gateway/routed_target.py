@@ -39,7 +39,7 @@ Sink = Callable[[EngineOutput | StarspecError], None]
 """Receives the outputs of one request. Nothing follows an error or an output with a finish reason."""
 
 
-class TargetState(enum.StrEnum):
+class TargetHealth(enum.StrEnum):
     """A target as this gateway sees it. Only a READY one gets requests.
 
     UNREACHABLE ──> STARTING ──> READY <──> SILENT, STOPPING; the end of the connection leads back to UNREACHABLE
@@ -110,7 +110,7 @@ class RoutedTarget:
         self._is_stuck = False  # it said nothing for SILENCE_S, and has said nothing since
         self._is_missed = False  # logged that it cannot be reached
         self._refusal = ""  # the last reason for a refusal that was logged
-        self._noted_state, self._state_since_s = TargetState.UNREACHABLE, clock()
+        self._noted_state, self._state_since_s = TargetHealth.UNREACHABLE, clock()
         self.status: TargetStatus | None = None
         self.name: TargetId | None = None  # as it said last; None: it has never told its status
         self.last_assigned = 0
@@ -120,14 +120,14 @@ class RoutedTarget:
         return self._link.endpoint
 
     @property
-    def state(self) -> TargetState:
+    def state(self) -> TargetHealth:
         if not self._link.is_connected:
-            return TargetState.UNREACHABLE
+            return TargetHealth.UNREACHABLE
         if not self._link.is_answering or self._is_stuck:
-            return TargetState.SILENT
+            return TargetHealth.SILENT
         if self.status is None:
-            return TargetState.REFUSING if self._refusal else TargetState.STARTING
-        return TargetState.STOPPING if self.status.is_stopping else TargetState.READY
+            return TargetHealth.REFUSING if self._refusal else TargetHealth.STARTING
+        return TargetHealth.STOPPING if self.status.is_stopping else TargetHealth.READY
 
     @property
     def state_s(self) -> float:
@@ -138,7 +138,7 @@ class RoutedTarget:
     @property
     def can_answer(self) -> bool:
         """Whether it may get requests now."""
-        return self.state is TargetState.READY
+        return self.state is TargetHealth.READY
 
     def takes(self, prompt_len: int) -> bool:
         """Whether it may get a request with a prompt of that many tokens now."""
@@ -213,7 +213,7 @@ class RoutedTarget:
         self._note_state()
         if now - self._asked_s > PAUSE_S:
             self._lose("the gateway was suspended for so long that targets may have aborted its requests")
-        elif self.state is TargetState.UNREACHABLE and not self._is_missed and self.state_s > UNREACHED_S:
+        elif self.state is TargetHealth.UNREACHABLE and not self._is_missed and self.state_s > UNREACHED_S:
             self._is_missed = True
             why = f"a target could not be reached for {UNREACHED_S:.0f} s: is it started, and are the keys the same?"
             log.warning(why, endpoint=self.endpoint)
@@ -269,10 +269,10 @@ class RoutedTarget:
         if state is before:
             return
         self._noted_state, self._state_since_s = state, self._clock()
-        if state is TargetState.SILENT:
+        if state is TargetHealth.SILENT:
             event = "a target does not answer: it gets no requests until it does"
             log.warning(event, target=self.name, endpoint=self.endpoint)
-        elif before is TargetState.SILENT and state is not TargetState.UNREACHABLE:
+        elif before is TargetHealth.SILENT and state is not TargetHealth.UNREACHABLE:
             log.warning("a target answers again", target=self.name, endpoint=self.endpoint, state=str(state))
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from starspec.errors import CapacityError
 from starspec.gateway.background import run_forever
-from starspec.gateway.routed_target import RoutedTarget, ServingLink, TargetState
+from starspec.gateway.routed_target import RoutedTarget, ServingLink, TargetHealth
 from starspec.ids import TargetId
 from starspec.wire.messages import TargetStatus
 
@@ -95,7 +95,7 @@ class Router:
     def relieve(self) -> None:
         """Fail the requests that wait at silent targets and that another target takes."""
         for silent in self.targets:
-            if silent.num_open and silent.state is TargetState.SILENT:
+            if silent.num_open and silent.state is TargetHealth.SILENT:
                 silent.release(partial(self._has_other, silent))
 
     async def _watch(self) -> None:
