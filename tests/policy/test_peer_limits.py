@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.policy.peer_limits import MAX_OWED, UNIT_BYTES, Allowance, Backoff, work_of
+from starspec.policy.peer_limits import MAX_OWED, UNIT_BYTES, Allowance, work_of
 
 
 @given(num_asked=st.lists(st.integers(0, 200), max_size=50))
@@ -45,13 +45,3 @@ def test_answers_that_never_came_do_not_add_up_for_ever() -> None:
 
 def test_a_long_frame_is_more_work() -> None:
     assert (work_of(0), work_of(2 * UNIT_BYTES)) == (1.0, 3.0)
-
-
-def test_pauses_double_until_it_has_worked_for_a_while() -> None:
-    backoff = Backoff(first_s=1.0, longest_s=5.0, stable_s=10.0, num_free=1)
-    assert [backoff.pause_s(0.0) for _ in range(5)] == [0.0, 1.0, 2.0, 4.0, 5.0]
-    backoff.note_success(20.0)
-    assert backoff.pause_s(29.0) == 5.0, "not for long enough"
-    backoff.note_success(30.0)
-    backoff.note_success(39.0)
-    assert [backoff.pause_s(40.0), backoff.pause_s(41.0)] == [0.0, 1.0]

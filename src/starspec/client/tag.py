@@ -7,8 +7,8 @@ from math import inf
 from typing import Final, Protocol
 
 from starspec.config import SampleMethod
+from starspec.policy.backoff import Backoff
 from starspec.policy.patience import TagWait
-from starspec.policy.peer_limits import Backoff
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import EMPTY_TREE, DraftTree

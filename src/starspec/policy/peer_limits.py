@@ -1,4 +1,4 @@
-"""How much a peer may send, and how long it is left alone after it broke the rules. No clock and no I/O.
+"""How much a peer may send. No clock and no I/O.
 
 Most frames of a peer are answers: a hub sends a proposal for each verdict, a target a verdict for each proposal. So a
 peer may send what it was asked for, and some frames more each second. A peer that sends more than that is broken or
@@ -53,37 +53,6 @@ class Allowance:
         since_s = max(0.0, now - self._filled_s)
         self._unasked = min(self._burst, self._unasked + self.per_s * since_s)
         self._filled_s = max(self._filled_s, now)
-
-
-class Backoff:
-    """Pauses after failures: each is twice as long as the last one, until something has worked for a while.
-
-    Args:
-        first_s: the first pause.
-        longest_s: no pause is longer.
-        stable_s: after it has worked for so long, the pauses begin anew.
-        num_free: so many failures come before the first pause.
-    """
-
-    def __init__(self, first_s: float, longest_s: float, stable_s: float, num_free: int = 0) -> None:
-        self._first_s, self._longest_s, self._stable_s, self._num_free = first_s, longest_s, stable_s, num_free
-        self._next_s, self._num_left = first_s, num_free
-        self._works_since_s = float("inf")
-
-    def note_success(self, now: float) -> None:
-        """It works, since now if it had failed."""
-        self._works_since_s = min(self._works_since_s, now)
-
-    def pause_s(self, now: float) -> float:
-        """It has failed. Returns: how long to leave it alone; 0 = try again at once."""
-        if now - self._works_since_s >= self._stable_s:
-            self._next_s, self._num_left = self._first_s, self._num_free
-        self._works_since_s = float("inf")
-        if self._num_left:
-            self._num_left -= 1
-            return 0.0
-        pause_s, self._next_s = self._next_s, min(2.0 * self._next_s, self._longest_s)
-        return pause_s
 
 
 def work_of(num_bytes: int) -> float:

@@ -16,7 +16,8 @@ import structlog
 import zmq
 
 from starspec.errors import LinkError, PeerProtocolError
-from starspec.policy.peer_limits import Allowance, Backoff
+from starspec.policy.backoff import Backoff
+from starspec.policy.peer_limits import Allowance
 from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
