@@ -50,7 +50,7 @@ ARROWS = {
     "hub": ENGINE,
     "engine": ENGINE | {"client"},
     "gateway": ENGINE,
-    "supervise": {"stats", "wire", "observe", "config"},
+    "supervise": {"stats", "policy", "wire", "observe", "config"},
     "integrations": BELOW_MODELS - {"cache"} | {"client"},
     "local_star": ENGINE | {"client", "hub", "engine"},
     "llm": ENGINE | {"engine", "local_star"},

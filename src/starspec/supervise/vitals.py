@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
+from starspec.policy.backoff import Backoff
 from starspec.supervise.report import BEAT_S
 
 # A child that serves: nothing that it does keeps its threads from running for seconds. A machine that swaps may.
@@ -27,9 +28,14 @@ class Vitals:
     """The signs of life of one child, through all its runs."""
 
     def __init__(self) -> None:
-        self.num_deaths = 0  # in a row
+        self._restarts = Backoff(FIRST_DELAY_S, MAX_DELAY_S, GOOD_RUN_S)
         self._heard_s = inf  # inf: it does not run
-        self._ready_s: float | None = None  # since when this run serves
+        self._is_ready = False  # this run serves
+
+    @property
+    def num_deaths(self) -> int:
+        """In a row."""
+        return self._restarts.num_failures
 
     @property
     def is_given_up(self) -> bool:
@@ -38,7 +44,7 @@ class Vitals:
 
     def start(self, now: float) -> None:
         """A run begins."""
-        self._heard_s, self._ready_s = now, None
+        self._heard_s, self._is_ready = now, False
 
     def hear(self, now: float) -> None:
         """Any report has come, or nothing could have been heard up to now."""
@@ -46,7 +52,8 @@ class Vitals:
 
     def become_ready(self, now: float) -> None:
         """It serves. Silence counts from here."""
-        self._heard_s = self._ready_s = now
+        self._heard_s, self._is_ready = now, True
+        self._restarts.note_success(now)
 
     def silence_s(self, now: float) -> float:
         """Seconds since the last sign of life; 0 or less if it does not run."""
@@ -54,17 +61,13 @@ class Vitals:
 
     def is_silent(self, now: float) -> bool:
         """Whether it serves, and several beats are missing."""
-        return self._ready_s is not None and self.silence_s(now) >= SILENT_S
+        return self._is_ready and self.silence_s(now) >= SILENT_S
 
     def hangs(self, now: float) -> bool:
         """Whether it has been silent for so long that it will not come back."""
-        return self.silence_s(now) >= (STARTING_HANGS_S if self._ready_s is None else HANGS_S)
+        return self.silence_s(now) >= (HANGS_S if self._is_ready else STARTING_HANGS_S)
 
     def die(self, now: float) -> float:
         """The run has ended. Returns: seconds to wait before the next start."""
-        if self._ready_s is not None and now - self._ready_s >= GOOD_RUN_S:
-            self.num_deaths = 0
-        self.num_deaths += 1
-        self._heard_s, self._ready_s = inf, None
-        doublings = min(self.num_deaths - 1, 10)  # 2**10 is beyond the limit, and never too large for a float
-        return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**doublings)
+        self._heard_s, self._is_ready = inf, False
+        return self._restarts.pause_s(now)
