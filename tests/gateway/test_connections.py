@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from starspec.gateway.http_protocol import ConnectionTable
 from starspec.gateway.http_server import affordable_connections
-from starspec.gateway.log_limit import INTERVAL_S, LINES, LogLimit
+from starspec.log_limit import INTERVAL_S, LINES, LogLimit
 
 PATIENCE_S = 20.0
 GET = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"

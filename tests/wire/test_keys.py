@@ -21,9 +21,10 @@ from starspec.config import GatewayConfig, HubConfig, TargetConfig
 from starspec.errors import ConfigError, PeerLost, PeerProtocolError
 from starspec.gateway.hub_status import HubStatusClient
 from starspec.ids import Epoch, Tag, TargetId
+from starspec.log_limit import INTERVAL_S
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats
-from starspec.wire.callers import LOG_PERIOD_S, RELOAD_S, Caller, Callers, CurveAuthenticator
+from starspec.wire.callers import RELOAD_S, Caller, Callers, CurveAuthenticator
 from starspec.wire.keys import Keys, generate_keys, is_loopback, load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, Hello, HubStatus, Open, Ping, Pong, Rejected
 from starspec.wire.transports.base import Left
@@ -486,7 +487,7 @@ def test_refused_keys_are_logged_once_in_a_while_with_their_number(folder: Path)
     with capture_logs() as logs:
         for _ in range(1000):
             assert authenticator._answer(request)[2] == b"400"
-        clock.now += LOG_PERIOD_S
+        clock.now += INTERVAL_S
         authenticator._answer(request)
     context.term()
     assert [entry["num_refused"] for entry in logs] == [1, 1000]

@@ -17,6 +17,7 @@ import structlog
 from starspec.client.tag import HubTag, TokenSource
 from starspec.config import SampleMethod
 from starspec.ids import Tag
+from starspec.log_limit import LogLimit
 from starspec.policy.deadline import Deadline, RecentRounds, Round
 from starspec.policy.hub_account import HubAccount
 from starspec.policy.length.round_cost import RoundTimes
@@ -104,7 +105,8 @@ class HubConnection:
         self._num_connects = 0
         self._tag_numbers = itertools.count(1)
         self._ping_numbers = itertools.count(1)
-        self._next_ping_s = self._next_complaint_s = 0.0
+        self._next_ping_s = 0.0
+        self._complaints = LogLimit(clock, num_lines=1, interval_s=FAULT_INTERVAL_S)
         self._account = account
         self.tags: dict[Tag, HubTag] = {}
         self.record = HubRecord()
@@ -303,9 +305,7 @@ class HubConnection:
 
     def _complain(self, reason: str) -> None:
         """Log a Fault of the hub, now and then."""
-        now = self._clock()
-        if now >= self._next_complaint_s:
-            self._next_complaint_s = now + FAULT_INTERVAL_S
+        if self._complaints.admit() is not None:
             log.warning("the hub dropped a message of ours", reason=reason)
 
     def _lose(self) -> None:

@@ -13,8 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from starspec.errors import CapacityError, LinkError, RequestError, RequestTimedOut
-from starspec.gateway.log_limit import LogLimit
 from starspec.gateway.quoting import MAX_MESSAGE, shortened
+from starspec.log_limit import LogLimit
 
 RETRY_AFTER_LOST_S: Final = 1.0  # a supervisor restarts a target within seconds
 TYPES: Final = {

@@ -18,7 +18,7 @@ import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from starspec.gateway.http_errors import HttpError
-from starspec.gateway.log_limit import LogLimit
+from starspec.log_limit import LogLimit
 
 MAX_EARLY_BYTES: Final = 64 * 1024  # of next requests, while an answer is generated
 LINGER_S: Final = 1.0  # between an error and the close: a close at once, with bytes unread, would destroy the error

@@ -25,7 +25,7 @@ from starspec.errors import ConfigError
 from starspec.gateway.background import run_forever
 from starspec.gateway.drain import Drain
 from starspec.gateway.http_protocol import ConnectionTable, GatewayProtocol, Timeouts
-from starspec.gateway.log_limit import LogLimit
+from starspec.log_limit import LogLimit
 
 ACCEPT_PAUSE_S: Final = 0.2  # after a failure to accept; the kernel keeps those who wait
 SPARE_DESCRIPTORS: Final = 16  # for links to targets and hub, and for connections that are being refused

@@ -18,10 +18,10 @@ from starspec.gateway.drain import Drain
 from starspec.gateway.http_protocol import ConnectionTable, Timeouts
 from starspec.gateway.http_server import DrainingServer, affordable_connections, listen, redirect_uvicorn_log
 from starspec.gateway.hub_status import HubStatusPoller
-from starspec.gateway.log_limit import LogLimit
 from starspec.gateway.router import Router
 from starspec.gateway.served_model import load_served_model
 from starspec.gateway.translate import Translator
+from starspec.log_limit import LogLimit
 
 CLOSE_S: Final = 1  # to send the last bytes on connections that are still open
 

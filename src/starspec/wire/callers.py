@@ -20,12 +20,12 @@ from zmq.utils import z85
 
 from starspec.audit import AuditLog
 from starspec.errors import ConfigError
+from starspec.log_limit import LogLimit
 from starspec.wire.keys import ZAP_DOMAIN, KeyRole, Keys, read_key
 
 CLIENTS: Final[dict[KeyRole, tuple[KeyRole, ...]]] = {"hub": ("target", "gateway"), "target": ("gateway",)}
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 RELOAD_S: Final = 1.0  # between looks at the folder
-LOG_PERIOD_S: Final = 10.0  # between log lines about refused keys
 
 log = structlog.get_logger()
 
@@ -146,9 +146,7 @@ class CurveAuthenticator:
     ) -> None:
         self._callers = callers
         self._audit = audit
-        self._clock = clock
-        self._logged_s = -LOG_PERIOD_S
-        self._num_refused = 0  # since the last log line
+        self._log_limit = LogLimit(clock, num_lines=1)
         socket = context.socket(zmq.REP)
         socket.linger = 0
         socket.bind(ZAP_ENDPOINT)
@@ -177,10 +175,8 @@ class CurveAuthenticator:
 
     def _refuse(self, key: str, address: str) -> None:
         self._audit.note("key_refused", key=key, address=address)
-        self._num_refused += 1
-        if self._clock() - self._logged_s >= LOG_PERIOD_S:
-            log.warning("a client's key is refused", key=key, address=address, num_refused=self._num_refused)
-            self._logged_s, self._num_refused = self._clock(), 0
+        if (num_left_out := self._log_limit.admit()) is not None:
+            log.warning("a client's key is refused", key=key, address=address, num_refused=num_left_out + 1)
 
 
 def key_name_of(frame: zmq.Frame) -> str:

@@ -1,8 +1,9 @@
-"""Bounds what clients can make the gateway write into its log."""
+"""Bounds what peers and clients can make a process write into its log."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 INTERVAL_S: Final = 10.0
@@ -10,25 +11,29 @@ LINES: Final = 10  # of one kind, in one interval
 
 
 class LogLimit:
-    """Counts log lines by kind. Kinds are names in our code, never a client's words, so there are few.
+    """Counts log lines by kind. Kinds are names in our code, never a peer's words, so there are few.
 
     Args:
         clock: seconds, monotonic.
+        num_lines: of one kind, in one interval.
+        interval_s: it begins with a line.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], num_lines: int = LINES, interval_s: float = INTERVAL_S) -> None:
         self._clock = clock
+        self._most = num_lines
+        self._interval_s = interval_s
         self._began_s: dict[str, float] = {}
         self._num_lines: dict[str, int] = {}
 
-    def admit(self, kind: str) -> int | None:
+    def admit(self, kind: str = "") -> int | None:
         """Whether a line may be written now.
 
         Returns: how many of its kind were left out since the last one; None = leave this one out too.
         """
         now, num_lines = self._clock(), self._num_lines.get(kind, 0)
-        if now - self._began_s.get(kind, now - INTERVAL_S) >= INTERVAL_S:
+        if now - self._began_s.get(kind, -inf) >= self._interval_s:
             self._began_s[kind], self._num_lines[kind] = now, 1
-            return max(0, num_lines - LINES)
+            return max(0, num_lines - self._most)
         self._num_lines[kind] = num_lines + 1
-        return 0 if num_lines < LINES else None
+        return 0 if num_lines < self._most else None
