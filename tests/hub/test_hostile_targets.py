@@ -79,7 +79,7 @@ class StarUnderAttack(SyntheticStar):
         before_s = self.clock()
         arrived = super().receive(0.0)
         for _ in range(READ_BURST):
-            if not self._allowance.has_recovered(self.clock()):
+            if not self._allowance.has_units(self.clock()):
                 break
             self._allowance.take(1.0, self.clock())
             arrived.append(Arrival(HOSTILE, TargetId("hostile"), next(self._attack), self.clock()))

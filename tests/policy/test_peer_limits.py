@@ -31,8 +31,8 @@ def test_over_any_time_no_more_than_burst_and_rate_come_unasked(
 def test_who_has_sent_too_much_waits_until_the_rate_has_made_up_for_it() -> None:
     allowance = Allowance(per_s=10.0, burst=5.0)
     assert not allowance.take(15.0, 1.0)
-    assert not allowance.has_recovered(1.9)
-    assert allowance.has_recovered(2.1)
+    assert not allowance.has_units(1.9)
+    assert allowance.has_units(2.1)
 
 
 def test_answers_that_never_came_do_not_add_up_for_ever() -> None:

@@ -7,7 +7,8 @@ from hub_toys import ToyStar, ToyTag
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.policy.rate_limit import BURST_S, TokenBucket
+from starspec.hub.targets import RATE_BURST_S
+from starspec.policy.peer_limits import Allowance
 
 
 @given(
@@ -15,25 +16,25 @@ from starspec.policy.rate_limit import BURST_S, TokenBucket
     asks=st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(1, 64)), min_size=1, max_size=60),
 )
 def test_over_any_time_no_more_than_the_rate_a_burst_and_a_proposal(rate: float, asks: list[tuple[float, int]]) -> None:
-    bucket, now, given_at = TokenBucket(rate), 0.0, list[tuple[float, int]]()
+    limit, now, given_at = Allowance(rate, rate * RATE_BURST_S), 0.0, list[tuple[float, int]]()
     for pause_s, num_tokens in asks:
         now += pause_s
-        if bucket.has_tokens(now):
-            bucket.take(num_tokens)
+        if limit.has_units(now):
+            limit.take(num_tokens, now)
             given_at.append((now, num_tokens))
     for first in range(len(given_at)):
         for last in range(first, len(given_at)):
             span_s = given_at[last][0] - given_at[first][0]
             before_last = sum(num for _, num in given_at[first:last])
-            assert before_last <= rate * (span_s + BURST_S) + 1e-6
+            assert before_last <= rate * (span_s + RATE_BURST_S) + 1e-6
 
 
 @given(rate=st.floats(0.5, 500.0), num_tokens=st.integers(1, 64))
 def test_who_has_had_its_rate_gets_more_in_time(rate: float, num_tokens: int) -> None:
-    bucket = TokenBucket(rate)
-    assert bucket.has_tokens(5.0)
-    bucket.take(num_tokens)
-    assert bucket.has_tokens(5.0 + num_tokens / rate + 0.01)
+    limit = Allowance(rate, rate * RATE_BURST_S)
+    assert limit.has_units(5.0)
+    limit.take(num_tokens, 5.0)
+    assert limit.has_units(5.0 + num_tokens / rate + 0.01)
 
 
 def served(star: ToyStar, name: str, num_rounds: int, round_s: float) -> list[int]:
@@ -59,7 +60,7 @@ def served(star: ToyStar, name: str, num_rounds: int, round_s: float) -> list[in
 def test_a_target_beyond_its_rate_gets_empty_proposals_and_keeps_its_row() -> None:
     star = ToyStar("a", max_len=400, rate_limits={"a": 20.0})
     sizes = served(star, "a", 200, 0.05)
-    assert sum(sizes) == pytest.approx(20.0 * (200 * 0.05 + BURST_S), abs=8)
+    assert sum(sizes) == pytest.approx(20.0 * (200 * 0.05 + RATE_BURST_S), abs=8)
     assert sizes.count(0) > 100
     assert star.hub.stats.num_rationed - sizes.count(0) in (0, 1), "the last answer was not looked at"
     num_read = sum(segment.num_new for draft_step in star.runner.draft_steps for segment in draft_step)
@@ -77,8 +78,8 @@ def test_many_tags_that_ask_at_once_get_no_more_than_one_does() -> None:
         assert all(tags[message.tag].receive(message) for _, message in replies)
         star.clock.advance(0.5)
         star.send("a", *(tag.verdict([7], 4) for tag in tags.values()))
-    assert max(sizes) <= 20.0 * BURST_S + 4
-    assert sum(sizes) == pytest.approx(20.0 * (20.0 + BURST_S), abs=16)
+    assert max(sizes) <= 20.0 * RATE_BURST_S + 4
+    assert sum(sizes) == pytest.approx(20.0 * (20.0 + RATE_BURST_S), abs=16)
     assert sizes.count(0) < 5, "in every round there is something, and not all in one"
 
 

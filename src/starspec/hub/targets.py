@@ -17,7 +17,7 @@ from starspec.ids import LinkId, Tag, TargetId
 from starspec.policy.admission import PAUSE_S, REVIEW_S, AdmissionControl, Load, count_max
 from starspec.policy.capacity import Demand, num_full, typical
 from starspec.policy.draft_batch import TagKey
-from starspec.policy.rate_limit import TokenBucket
+from starspec.policy.peer_limits import Allowance
 from starspec.policy.run_ahead import AheadChoice
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import HubStats, HubTargetStats, Mean
@@ -25,6 +25,7 @@ from starspec.tracing import Tracer
 from starspec.wire.session import Role, TagSession
 
 MAX_PAST_TAGS = 1024
+RATE_BURST_S = 1.0  # a target with a rate limit may save up the draft tokens of so many seconds
 MIN_ROUNDS = 5  # a target's demand is not known before
 
 
@@ -37,7 +38,7 @@ class TargetState:
     Args:
         limits: of its sequences.
         ahead_choice: of its first sequence.
-        bucket: its rate limit; None = no limit.
+        rate_limit: of its draft tokens; None = no limit.
         objective_s: its rounds are to be no longer than this; None = any.
         trace: also gets every round, if given. A vLLM server has no other trace.
     """
@@ -47,7 +48,7 @@ class TargetState:
         target_id: TargetId,
         limits: DraftLimits,
         ahead_choice: AheadChoice,
-        bucket: TokenBucket | None = None,
+        rate_limit: Allowance | None = None,
         objective_s: float | None = None,
         trace: Tracer | None = None,
     ) -> None:
@@ -57,7 +58,7 @@ class TargetState:
         self.plain_tokens_per_s = 0.0  # as the target reports it; 0 = not reported
         self.num_tags = 0  # with a sequence
         self.stats = HubTargetStats()
-        self._bucket = bucket
+        self._rate_limit = rate_limit
         self._reserved: dict[Tag, int] = {}  # draft tokens of proposals that are owed, within the rate limit
         self._objective_s = objective_s
         self._trace = trace
@@ -72,16 +73,16 @@ class TargetState:
 
     @property
     def has_rate_limit(self) -> bool:
-        return self._bucket is not None
+        return self._rate_limit is not None
 
     def may_draft(self, now: float) -> bool:
         """Whether its rate limit, if it has one, allows another proposal besides those that are reserved."""
-        return self._bucket is None or self._bucket.has_tokens(now, sum(self._reserved.values()))
+        return self._rate_limit is None or self._rate_limit.has_units(now, sum(self._reserved.values()))
 
     def reserve(self, tag: Tag, num_draft_tokens: int) -> None:
         """Count the draft tokens of an owed proposal against the rate limit; 0 = none is owed, or not any more."""
         self._reserved.pop(tag, None)
-        if num_draft_tokens and self._bucket is not None:
+        if num_draft_tokens and self._rate_limit is not None:
             self._reserved[tag] = num_draft_tokens
 
     def add_proposal(self, made: MadeProposal) -> None:
@@ -91,8 +92,8 @@ class TargetState:
             self.stats.queue.add(made.queue_s)
         self.stats.num_proposals += 1
         self.stats.num_draft_tokens += made.num_draft_tokens
-        if self._bucket is not None:
-            self._bucket.take(made.num_draft_tokens)
+        if self._rate_limit is not None:
+            self._rate_limit.take(made.num_draft_tokens, made.made_s)
         if made.round_s is not None:
             self.stats.round.add(made.round_s)
         if made.num_draft_tokens and not made.has_prefill:
@@ -186,7 +187,9 @@ class ConnectedTargets:
     ) -> None:
         self._config = config
         # one for each name, not for each link: a target cannot raise its limit by connecting again
-        self._buckets = {TargetId(name): TokenBucket(rate) for name, rate in config.rate_limits.items()}
+        self._rate_limits = {
+            TargetId(name): Allowance(rate, rate * RATE_BURST_S) for name, rate in config.rate_limits.items()
+        }
         self._links: dict[LinkId, TargetState] = {}
         self._admission = None if config.admission == "off" else AdmissionControl(config.admission)
         self._sequences = sequences
@@ -213,7 +216,7 @@ class ConnectedTargets:
             target_id,
             limits,
             AheadChoice(self._config.run_ahead),
-            self._buckets.get(target_id),
+            self._rate_limits.get(target_id),
             None if objective_ms is None else objective_ms / 1e3,
             self._trace,
         )

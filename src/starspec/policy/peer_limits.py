@@ -1,8 +1,10 @@
-"""How much a peer may send. No clock and no I/O.
+"""How much work a peer may cause. No clock and no I/O.
 
 Most frames of a peer are answers: a hub sends a proposal for each verdict, a target a verdict for each proposal. So a
 peer may send what it was asked for, and some frames more each second. A peer that sends more than that is broken or
 hostile, however fast both ends are.
+
+The rate limit of a target is an allowance of draft tokens, none of which it was asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ class Allowance:
 
     Args:
         per_s: units that may come unasked each second.
-        burst: units that may come unasked at once.
+        burst: units that may come unasked at once: so many are saved up.
     """
 
     def __init__(self, per_s: float, burst: float) -> None:
@@ -44,10 +46,13 @@ class Allowance:
             self._unasked -= num_units - asked
         return self._unasked >= 0.0
 
-    def has_recovered(self, now: float) -> bool:
-        """Whether a peer that sent too much may send again."""
+    def has_units(self, now: float, num_reserved: float = 0.0) -> bool:
+        """Whether the peer may send more, besides so many units that are reserved. One that sent too much has to wait.
+
+        What is sent then may be more than there is: it counts in full.
+        """
         self._refill(now)
-        return self._unasked + self._owed > 0.0 and self._unasked >= 0.0
+        return self._unasked + self._owed > num_reserved and self._unasked >= 0.0
 
     def _refill(self, now: float) -> None:
         since_s = max(0.0, now - self._filled_s)

@@ -191,7 +191,7 @@ class HubIoLoop:
             link.check(now)
             link.allowance.per_s = WORK_PER_S / len(self._links)
         for link in list(self._paused):
-            if self._backlog(link) < MAX_BACKLOG // 2 and link.allowance.has_recovered(now):
+            if self._backlog(link) < MAX_BACKLOG // 2 and link.allowance.has_units(now):
                 self._paused.discard(link)
                 self._poller.register(link.socket, zmq.POLLIN)
 
@@ -212,7 +212,7 @@ class HubIoLoop:
 
         Its socket's own limits then slow it down. Other targets do not wait for it.
         """
-        if self._backlog(link) >= MAX_BACKLOG or not link.allowance.has_recovered(now):
+        if self._backlog(link) >= MAX_BACKLOG or not link.allowance.has_units(now):
             self._poller.unregister(link.socket)
             self._paused.add(link)
 
