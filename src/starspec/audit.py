@@ -14,6 +14,7 @@ from typing import Final, Self
 import structlog
 
 from starspec.errors import ConfigError
+from starspec.log_limit import LogLimit
 
 MAX_LINES_PER_S: Final = 200  # a peer that is refused without end must not fill the disk
 MAX_FIELD_LEN: Final = 200  # characters of a field: names come from peers
@@ -37,9 +38,7 @@ class AuditLog:
         self._process = process
         self._clock = clock
         self._lock = threading.Lock()
-        self._second = 0
-        self._num_lines = 0  # in this second
-        self._num_left_out = 0
+        self._limit = LogLimit(clock, MAX_LINES_PER_S, interval_s=1.0)
         self._has_failed = False
         try:
             self._file = None if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -56,18 +55,14 @@ class AuditLog:
         if self._file is None:
             return
         with self._lock:
-            now = self._clock()
-            if int(now) != self._second:
-                self._second, self._num_lines = int(now), 0
-            self._num_lines += 1
-            if self._num_lines > MAX_LINES_PER_S:
-                self._num_left_out += 1
+            if (num_left_out := self._limit.admit()) is None:
                 return
-            line: dict[str, object] = {"time": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")}
+            now = datetime.fromtimestamp(self._clock(), UTC)
+            line: dict[str, object] = {"time": now.isoformat(timespec="milliseconds")}
             line |= {"process": self._process, "event": event}
             line |= {name: _clipped(value) for name, value in fields.items() if value is not None}
-            if self._num_left_out:
-                line["num_left_out"], self._num_left_out = self._num_left_out, 0
+            if num_left_out:
+                line["num_left_out"] = num_left_out
             self._write(json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:

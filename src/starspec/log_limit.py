@@ -14,7 +14,7 @@ class LogLimit:
     """Counts log lines by kind. Kinds are names in our code, never a peer's words, so there are few.
 
     Args:
-        clock: seconds, monotonic.
+        clock: seconds. It may be set back: then an interval ends.
         num_lines: of one kind, in one interval.
         interval_s: it begins with a line.
     """
@@ -32,7 +32,7 @@ class LogLimit:
         Returns: how many of its kind were left out since the last one; None = leave this one out too.
         """
         now, num_lines = self._clock(), self._num_lines.get(kind, 0)
-        if now - self._began_s.get(kind, -inf) >= self._interval_s:
+        if not 0.0 <= now - self._began_s.get(kind, -inf) < self._interval_s:
             self._began_s[kind], self._num_lines[kind] = now, 1
             return max(0, num_lines - self._most)
         self._num_lines[kind] = num_lines + 1

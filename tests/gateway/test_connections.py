@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from starspec.gateway.http_protocol import ConnectionTable
 from starspec.gateway.http_server import affordable_connections
-from starspec.log_limit import INTERVAL_S, LINES, LogLimit
+from starspec.log_limit import LINES, LogLimit
 
 PATIENCE_S = 20.0
 GET = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -226,15 +226,6 @@ def test_the_limit_of_connections_leaves_descriptors_for_the_rest(monkeypatch: p
     with capture_logs() as logs:
         assert 1 <= affordable_connections(512) <= 40
     assert "ulimit -n" in logs[0]["event"]
-
-
-def test_log_lines_of_one_kind_are_limited_and_those_left_out_are_counted() -> None:
-    now = 0.0
-    limit = LogLimit(lambda: now)
-    assert [limit.admit("a") for _ in range(LINES + 2)] == [0] * LINES + [None, None]
-    assert limit.admit("b") == 0
-    now = INTERVAL_S
-    assert [limit.admit("a"), limit.admit("a")] == [2, 0]
 
 
 @pytest.mark.parametrize("stream", [False, True])
