@@ -20,6 +20,7 @@ LEAVES = {
     "log_limit",
     "openmp",
     "output_files",
+    "quoting",
     "tracing",
 }  # every package may import these; they import nothing of ours
 BELOW_MODELS = {"stats", "sampling", "speculation", "config", "policy", "cache", "wire"}
@@ -36,6 +37,7 @@ ARROWS = {
     "log_limit": set(),
     "openmp": set(),
     "output_files": set(),
+    "quoting": set(),
     "tracing": set(),
     "stats": set(),
     "sampling": set(),

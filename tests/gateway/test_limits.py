@@ -14,8 +14,8 @@ import pytest
 
 from starspec.errors import ContextTooLong, RequestError
 from starspec.gateway import chat_template, request_body
+from starspec.gateway.http_errors import MAX_MESSAGE
 from starspec.gateway.prompts import NUM_WORKERS, PromptCodec
-from starspec.gateway.quoting import MAX_MESSAGE, MAX_QUOTED, quoted
 from starspec.gateway.request_body import MAX_CONTAINERS, MAX_KEYS, MAX_STRINGS, MAX_VALUES, parse_body, read_body
 from starspec.gateway.retry_after import LEAST_S, MOST_S, RetryAfter
 from starspec.gateway.schema import (
@@ -30,6 +30,7 @@ from starspec.gateway.schema import (
 from starspec.gateway.served_model import GenerationDefaults
 from starspec.gateway.translate import MAX_TOKENS_SENT, Translator
 from starspec.ids import RequestId
+from starspec.quoting import MAX_QUOTED, quoted
 from starspec.wire.messages import Rejected
 
 EOS = 257

@@ -7,6 +7,7 @@ import pytest
 
 from starspec.errors import PeerProtocolError
 from starspec.ids import Epoch, Tag
+from starspec.quoting import MAX_TEXT_LEN, readable
 from starspec.sampling.spec import SamplingSpec
 from starspec.wire.codec import MAX_ANSWER_BYTES, MAX_MESSAGES, SHORT_FRAME_BYTES, Decoder, encode, max_answer_bytes
 from starspec.wire.messages import (
@@ -26,7 +27,6 @@ from starspec.wire.messages import (
     Verdict,
     Welcome,
 )
-from starspec.wire.text import MAX_TEXT_LEN, readable
 from starspec.wire.transports.hub_inbox import NONSENSE_BURST, UNASKED_BURST, HubInbox
 
 NASTY = "\x1b[2J\r\nERROR all is lost \u202e" * 100

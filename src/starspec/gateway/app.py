@@ -30,7 +30,6 @@ from starspec.gateway.http_errors import http_error_of
 from starspec.gateway.hub_status import HubStatusPoller
 from starspec.gateway.metrics import GatewayMetrics, MetricsMiddleware, RequestTimer
 from starspec.gateway.prompts import PromptCodec
-from starspec.gateway.quoting import quoted
 from starspec.gateway.request_body import CLIENT_LEFT, JsonRoute, readers
 from starspec.gateway.request_checks import ApiKeyMiddleware, BodyLimitMiddleware, FramingMiddleware
 from starspec.gateway.retry_after import RetryAfter
@@ -48,6 +47,7 @@ from starspec.gateway.token_text import TokenText
 from starspec.gateway.translate import Translator
 from starspec.gateway.unsupported import refuse_unsupported
 from starspec.observe.metrics import StatusSnapshot
+from starspec.quoting import quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

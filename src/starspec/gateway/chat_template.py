@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any, Final
 
 from starspec.errors import RequestError
-from starspec.gateway.quoting import shortened
+from starspec.quoting import shortened
 
 LIMIT_S: Final = 5.0
 OF_TEMPLATES: Final = "<template>"  # the file name that jinja2 gives to code compiled from a string

@@ -13,9 +13,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from starspec.errors import CapacityError, LinkError, RequestError, RequestTimedOut
-from starspec.gateway.quoting import MAX_MESSAGE, shortened
 from starspec.log_limit import LogLimit
+from starspec.quoting import shortened
 
+MAX_MESSAGE: Final = 1000  # characters of an error in all
 RETRY_AFTER_LOST_S: Final = 1.0  # a supervisor restarts a target within seconds
 TYPES: Final = {
     400: "BadRequestError",

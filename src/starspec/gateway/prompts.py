@@ -10,10 +10,10 @@ from typing import Any, Final, TypeVar
 
 from starspec.errors import ContextTooLong, RequestError
 from starspec.gateway.chat_template import ChatTemplate
-from starspec.gateway.quoting import quoted
 from starspec.gateway.schema import ChatMessage, ChatPrompt
 from starspec.gateway.token_text import TokenText
 from starspec.gateway.unsupported import refuse_unsupported_parts
+from starspec.quoting import quoted
 
 RESERVED_KWARGS: Final = frozenset(  # set by this server, or able to replace the template
     {

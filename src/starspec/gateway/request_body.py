@@ -22,8 +22,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from starspec.errors import RequestError
-from starspec.gateway.quoting import shortened
 from starspec.gateway.schema import Body
+from starspec.quoting import shortened
 
 MAX_VALUES: Final = 2**18  # of a body; a prompt as token ids has many
 MAX_STRINGS: Final = 2**16  # keys included

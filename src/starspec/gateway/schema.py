@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from starspec.gateway.quoting import quoted
+from starspec.quoting import quoted
 from starspec.sampling_params import MAX_STOP_STRINGS
 
 MAX_COUNT: Final = 2**31 - 1  # of a count or a token id

@@ -10,10 +10,10 @@ from starspec.config import MAX_DRAFT_TOKENS, nearest
 from starspec.errors import ContextTooLong, RequestError
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.prompts import PromptCodec
-from starspec.gateway.quoting import quoted
 from starspec.gateway.schema import ChatCompletionRequest, CompletionRequest, SamplingFields, TokenIds
 from starspec.gateway.served_model import GenerationDefaults
 from starspec.gateway.unsupported import refuse_unsupported
+from starspec.quoting import quoted
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import structlog
 
 from starspec.errors import RequestError
-from starspec.gateway.quoting import quoted, shortened
+from starspec.quoting import quoted, shortened
 
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     # name: values with no effect, besides null

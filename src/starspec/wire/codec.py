@@ -12,6 +12,7 @@ import msgspec
 
 from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K
 from starspec.errors import LocalProtocolError, PeerProtocolError
+from starspec.quoting import readable
 from starspec.speculation.tree import MAX_SUPPORT
 from starspec.wire.messages import (
     Fault,
@@ -25,7 +26,6 @@ from starspec.wire.messages import (
     Verdict,
     Welcome,
 )
-from starspec.wire.text import readable
 
 MAX_FRAME_BYTES: Final = 1024 * 1024  # an Open of 128k token ids is 640 KiB at most
 MAX_PUBLIC_FRAME_BYTES: Final = 4096  # on the hub's public port, from a peer that is not known yet
