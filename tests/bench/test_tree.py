@@ -265,7 +265,7 @@ def test_a_head_drafts_trees_whose_features_are_counted(headed: tuple[str, str])
 
 
 def test_the_picture_is_drawn(report, tmp_path: Path) -> None:
-    path = tmp_path / "figures" / "tree.png"
+    path = tmp_path / "tree.png"
     draw(report.rows, path)
     assert path.read_bytes().startswith(b"\x89PNG")
 

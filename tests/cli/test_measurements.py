@@ -99,7 +99,7 @@ def test_doctor_says_which_layers_a_head_reads_and_which_tree_was_the_best(stars
     report = write_tree_report(tmp_path / "tree.json", {"target": str(target), "draft": str(head)})
     measure = ("--num-prompts", "1", "--max-tokens", "12", "--max-draft-tokens", "2", "--tree-report", str(report))
     outcome = starspec("doctor", *pair, *measure)
-    text = outcome.out.replace("\n", " ")
+    text = " ".join(outcome.out.split())
     assert outcome.code == 0
     assert "a head of method eagle3" in text
     assert 'put "feature_layers": [1] into --speculative-config' in text

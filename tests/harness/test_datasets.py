@@ -17,12 +17,12 @@ def test_our_own_prompts_are_enough_for_every_sample_and_differ() -> None:
     assert len({each.name for each in prompts}) == len({each.text for each in prompts}) == len(prompts)
 
 
-def test_the_first_turn_of_each_line_is_read(tmp_path: Path) -> None:
+def test_the_turns_of_each_line_are_read(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(
         '{"id": "a", "category": "code", "turns": ["x =", "more"], "reference": null}\n\n{"turns": ["why?"]}\n'
     )
-    assert read_prompts(path) == [Prompt("a", "code", "x ="), Prompt("line-3", "", "why?")]
+    assert read_prompts(path) == [Prompt("a", "code", "x =", ("more",)), Prompt("line-3", "", "why?")]
 
 
 @pytest.mark.parametrize(

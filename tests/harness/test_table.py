@@ -10,7 +10,8 @@ from starspec.bench.batch import report as batch_report
 from starspec.bench.batch.rows import BatchRow
 from starspec.bench.pair import rows as pair_rows
 from starspec.bench.star import async_pair, real_pair
-from starspec.bench.star import measure as star
+from starspec.bench.star import tables as star_tables
+from starspec.bench.star.measure import StarRow
 from starspec.bench.tree import rows as tree_rows
 from starspec.bench.vllm import measure as vllm
 from starspec.bench.wire import measure as wire
@@ -27,7 +28,7 @@ TABLES = [
     (batch_report.TIME_COLUMNS, BatchRow),
     (pair_rows.COLUMNS, pair_rows.PairRow),
     (pair_rows.STEP_COLUMNS, pair_rows.StepRow),
-    (star.COLUMNS, star.StarRow),
+    (star_tables.COLUMNS, StarRow),
     (async_pair.COLUMNS, async_pair.AsyncRow),
     (real_pair.COLUMNS, real_pair.RealPairRow),
     (tree_rows.COLUMNS, TreeRow),

@@ -323,11 +323,12 @@ def edit_config(folder, **changes):
 
 
 def test_a_refusal_names_the_model_and_comes_before_its_weights_are_read(llama):
-    edit_config(llama, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0})
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 64}
+    edit_config(llama, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors})
     (llama / "model.safetensors").unlink()
     said = refusal(llama)
-    assert f"'{llama}' is not supported: rotary type 'dynamic' is not supported" in said
-    with pytest.raises(ModelError, match="llama' is not supported: rotary type 'dynamic'"):
+    assert f"'{llama}' is not supported at this length: beyond 64 tokens, rotary type 'longrope'" in said
+    with pytest.raises(ModelError, match="llama' is not supported at this length: beyond 64 tokens"):
         check_loadable(ModelConfig(model=str(llama), dtype="float32"))
 
 

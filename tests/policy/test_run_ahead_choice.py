@@ -209,7 +209,7 @@ def test_a_sequence_is_charged_for_a_draft_step_ahead_that_another_waits_for_and
     star.runner.step_s = 1.0
     asked_s = star.clock() + 0.25
     star.step()
-    (prepared,) = star.hub._ahead._last
+    (prepared,) = star.hub._proposals._ahead._last
     asking = tags[prepared.key.tag if asks_himself else 3 - prepared.key.tag]
     star.hub.handle(LinkId("a"), asking.verdict(asking.told_otherwise(0), NUM_NODES), asked_s)
     assert prepared.round.ahead_choice._owed_s == pytest.approx(0.0 if asks_himself else 0.75)
@@ -226,7 +226,7 @@ def test_a_hit_that_waits_for_the_end_of_a_draft_step_leaves_then_and_says_so() 
     as_guessed = reference_chain(asker.token_ids, 2, asker.sampling, NUM_NODES + 1, 64)
     other_sequence = star.hub._sequences[TagKey(LinkId("a"), other.session.tag)]
     asked_s = star.clock() + 0.25
-    star.hub._ahead._last, star.hub._ahead._last_until_s = [other_sequence], star.clock() + 1.0
+    star.hub._proposals._ahead._last, star.hub._proposals._ahead._last_until_s = [other_sequence], star.clock() + 1.0
     star.clock.advance(1.0)
     star.hub.handle(LinkId("a"), asker.verdict(as_guessed, NUM_NODES), asked_s)
     ((_, proposal),) = star.step()

@@ -16,7 +16,7 @@ def test_hidden_states_that_are_no_numbers_are_said_before_anything_is_learnt(ta
     answers = [TrainingAnswer(index=index, prompt_ids=[5, 6], answer_ids=[7, 8, 9 + index]) for index in range(3)]
     with torch.no_grad():
         target.embedding[11] = bad  # the third answer alone says it
-    with pytest.raises(ConfigError, match=r"no finite numbers, in answers to prompts 0 to 2.*another --dtype"):
+    with pytest.raises(ConfigError, match=r"not finite numbers, in answers to prompts 0 to 2.*another --dtype"):
         collect_features(target, answers, (1, 2), tmp_path / "features", lambda _: None)
     assert not list((tmp_path / "features").glob("*.safetensors"))
     assert len(collect_features(target, answers[:2], (1, 2), tmp_path / "features", lambda _: None)) == 2

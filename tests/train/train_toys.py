@@ -16,12 +16,13 @@ from starspec.train.unroll import Batch
 
 VOCAB, HIDDEN = 260, 32
 STAGE = TrainingStage(0, "a hash", 400, 1e-3)
-QUICK = ["--num-tokens", "400", "--max-new-tokens", "16", "--batch", "8", "--steps", "6", "--num-threads", "1"]
+QUICK = {"--num-tokens": "400", "--max-new-tokens": "16", "--batch": "8", "--steps": "6", "--num-threads": "1"}
 
 
 def train(target: Path, prompts: Path, out: Path, *more: str) -> int:
     """`starspec train` within this process. Returns: its exit code."""
-    return run(["train", "--target", str(target), "--prompts", str(prompts), "--out", str(out), *QUICK, *more])
+    quick = [word for option, value in QUICK.items() if option not in more for word in (option, value)]
+    return run(["train", "--target", str(target), "--prompts", str(prompts), "--out", str(out), *quick, *more])
 
 
 def write_prompts(path: Path, texts: list[str]) -> Path:
