@@ -56,7 +56,7 @@ def test_a_damaged_state_is_said_and_without_it_the_training_begins_anew(
     out = tmp_path / "head"
     assert train(target_folder, prompt_file, out) == 0
     cut(out / STATE, num_left)
-    assert train(target_folder, prompt_file, out) == 1
+    assert train(target_folder, prompt_file, out) == 2
     assert f"starspec: '{out / STATE}' is damaged; delete it to start anew\n" in capsys.readouterr().err
     (out / STATE).unlink()
     assert train(target_folder, prompt_file, out) == 0
