@@ -190,14 +190,21 @@ def test_a_busy_child_is_left_alone() -> None:
         assert output == []
 
 
-GOES_ON = "signal.signal(signal.SIGCONT, lambda *_: print('goes on', flush=True)); "
+# It looks up now and then: the system may give the signal to its other thread, which would not wake `signal.pause`.
+GOES_ON = """
+import time
+signal.signal(signal.SIGCONT, lambda *_: print('goes on', flush=True))
+line.send(Ready('tcp://127.0.0.1:1'))
+while True:
+    time.sleep(0.05)
+"""
 
 
 def test_a_supervisor_that_was_suspended_itself_kills_nobody() -> None:
     """All its processes may have been suspended with it, and have had no time to beat since."""
     ahead_s = 0.0
     output = []
-    spec = server("target-0", GOES_ON + SERVES)
+    spec = server("target-0", GOES_ON)
     with Supervisor(
         [spec], lambda name, line: output.append((name, line)), lambda: time.monotonic() + ahead_s
     ) as supervisor:
