@@ -240,7 +240,8 @@ def failing(*arguments: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("role", ["--target", "--draft"])
 def test_a_missing_model_is_one_sentence(role: str) -> None:
-    code, said = failing(*STAR, role, "/no/such/model", "--port", "0")
+    models = {"--target": TARGET, "--draft": DRAFT, role: "/no/such/model"}
+    code, said = failing(*(word for pair in models.items() for word in pair), "--port", "0")
     assert (code, said) == (2, "starspec: there is no model at '/no/such/model': '/no/such' is not a folder\n")
 
 
