@@ -58,23 +58,22 @@ class Callers:
         self._lock = threading.Lock()
         self._looked_s = clock()
         self._stamp = self._stamp_of_folder()
-        self._callers = {read_key(path): caller for path, caller in self._files()}
-        self._key_names = {caller.key_name for caller in self._callers.values()}
+        self._by_key = {read_key(path): caller for path, caller in self._files()}
+        self._by_name = {caller.key_name: caller for caller in self._by_key.values()}
 
     def owner_of(self, key: bytes) -> Caller | None:
         """The owner of a public key (z85); None if the key is not, or no longer, in the folder."""
         self._reload()
-        return self._callers.get(key)
+        return self._by_key.get(key)
 
     def caller(self, key_name: str) -> Caller | None:
         """The owner of the key of this name; None if it may no longer connect."""
         self._reload()
-        return next((caller for caller in self._callers.values() if caller.key_name == key_name), None)
+        return self._by_name.get(key_name)
 
     def is_allowed(self, key_name: str) -> bool:
         """Whether the key of this name may still connect."""
-        self._reload()
-        return key_name in self._key_names
+        return self.caller(key_name) is not None
 
     def why_not_named(self, caller: Caller, target_id: str) -> str | None:
         """Why a target with this key may not use this name; None if it may.
@@ -86,7 +85,7 @@ class Callers:
         if caller.own_name and target_id not in names:
             return f"the key {caller.key_name}.public is for a target named '{caller.own_name}', not '{target_id}'"
         owners = {f"target-{target_id}", target_id if target_id.startswith("target-") else ""} - {caller.key_name}
-        if not caller.own_name and (owner := next((name for name in owners if name in self._key_names), None)):
+        if not caller.own_name and (owner := next((name for name in owners if name in self._by_name), None)):
             return f"the name '{target_id}' belongs to the key {owner}.public: choose another name, or use that key"
         return None
 
@@ -101,14 +100,14 @@ class Callers:
             if stamp == self._stamp:
                 return
             self._stamp = stamp
-            callers = {}
+            by_key = {}
             for path, caller in self._files():
                 try:
-                    callers[read_key(path)] = caller
+                    by_key[read_key(path)] = caller
                 except ConfigError as error:
                     log.warning("a key is left out", why=str(error))
-            self._callers, self._key_names = callers, {caller.key_name for caller in callers.values()}
-            log.info("keys read again", folder=str(self._folder), num_keys=len(callers))
+            self._by_key, self._by_name = by_key, {caller.key_name: caller for caller in by_key.values()}
+            log.info("keys read again", folder=str(self._folder), num_keys=len(by_key))
 
     def _files(self) -> list[tuple[Path, Caller]]:
         return [

@@ -120,7 +120,7 @@ class PublicPort:
         self._audit = audit
         self._decoder: Decoder[Hello | Ask] = Decoder(HandshakeMessage, max_frame_bytes=MAX_PUBLIC_FRAME_BYTES)
         self._clock = clock
-        self._dice = random.Random()  # noqa: S311 (not for secrets)
+        self._random = random.Random()  # noqa: S311 (not for secrets)
         self._newcomers = Allowance(NEWCOMERS_PER_S, NEWCOMERS_BURST)
         self._links: dict[bytes, HubLink] = {}  # by connection, so that a repeated Hello gets the same link
         self._fault_at = -math.inf
@@ -263,7 +263,7 @@ class PublicPort:
         """
         coming = [link for link in self._links.values() if not link.has_joined and link.left is None]
         if len(coming) >= MAX_COMING:
-            self._dice.choice(coming).end("other targets came meanwhile")
+            self._random.choice(coming).end("other targets came meanwhile")
 
     def _fault(self, error: PeerProtocolError, now: float) -> Fault | None:
         self._stats.num_frames_rejected += 1
