@@ -13,6 +13,7 @@ from typing import Literal
 HubState = Literal["connecting", "connected", "lost"]  # as a target sees it; connecting: not found yet
 
 SMOOTHING = 0.1  # weight of the newest round in a mean
+FIRST = 1.0 / SMOOTHING  # the first rounds have equal weights
 
 
 @dataclass(slots=True)
@@ -29,10 +30,9 @@ class Mean:
         return self.total / self.count if self.count else 0.0
 
     def add(self, value: float) -> None:
-        self.count += 1
+        count = self.count = self.count + 1
         self.total += value
-        weight = max(SMOOTHING, 1.0 / self.count)
-        self.value += weight * (value - self.value)
+        self.value += (value - self.value) * (SMOOTHING if count > FIRST else 1.0 / count)
 
 
 @dataclass(slots=True, kw_only=True)

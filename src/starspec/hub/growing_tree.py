@@ -186,9 +186,10 @@ class GrowingTree(TreeNodes):
 
     def _continue(self, expansion: Expansion) -> list[int]:
         """Expand as far as nodes are known. Returns: nodes that must be expanded to go further; [] at the end."""
-        next_depth = self._next_depth if expansion.budget.top_k_spec.needs_logprobs else self._next_of_chain
-        while expansion.to_expand and expansion.num_steps < expansion.budget.num_steps:
-            unknown = [node for node in expansion.to_expand if node not in self._children]
+        budget, known = expansion.budget, self._children
+        next_depth = self._next_depth if budget.top_k_spec.needs_logprobs else self._next_of_chain
+        while expansion.to_expand and expansion.num_steps < budget.num_steps:
+            unknown = [node for node in expansion.to_expand if node not in known]
             if unknown:
                 return unknown
             expansion.to_expand = next_depth(expansion)

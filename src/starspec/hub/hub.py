@@ -164,13 +164,14 @@ class DraftHub:
         sequence = self._receive(key, verdict)
         if sequence is None:
             return
-        if not self._is_admitted(sequence, verdict.budget, now):
+        budget = sequence.session.wanted  # that of the verdict
+        if not self._is_admitted(sequence, budget, now):
             self._decline(key, now)
             return
         self._proposals.judge(sequence, verdict.token_ids, now)
         self._proposals.commit(sequence, verdict.token_ids)
-        self._answer(sequence, verdict.budget, now)
-        self._proposals.count_hit(sequence, verdict.budget)
+        self._answer(sequence, budget, now)
+        self._proposals.count_hit(sequence, budget)
 
     def _handle_open(self, key: TagKey, opened: Open, now: float) -> None:
         session = self._session(key)

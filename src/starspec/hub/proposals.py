@@ -177,12 +177,17 @@ class ProposalMaker:
         if early is not None:  # ADR 22: it was sent before its verdict was handled
             self._note_proposal(sequence, early.proposal, early.proposal.tree, early.made_s)
             return None
-        if not sequence.is_ready(now, self._stats.t_s.value, self._links[sequence.key.link_id].return_s):
+        if not sequence.is_complete and not self._pays_in_part(sequence, now):
             return None
         session, tree = sequence.session, sequence.proposal()
         proposal = Proposal.of(tree, session.tag, session.epoch, session.prefix_len, *request.times(now))
         self._note_proposal(sequence, proposal, tree, now)
         return proposal
+
+    def _pays_in_part(self, sequence: DraftSequence, now: float) -> bool:
+        if not sequence.round.runs_ahead:
+            return False
+        return sequence.pays_in_part(now, self._stats.t_s.value, self._links[sequence.key.link_id].return_s)
 
     def _note_proposal(self, sequence: DraftSequence, proposal: Proposal, tree: DraftTree, made_s: float) -> None:
         """A proposal is sent, or was sent early."""

@@ -125,41 +125,26 @@ class DraftRound:
         self.ahead_choice: Final = ahead_choice
         self._key = key
         self._send_or_wait = SendOrWait()
-        self._request: ProposalRequest | None = None
-        self._in_verification: ProposalInVerification | None = None
-        self._early_proposal: EarlyProposal | None = None
+        self.request: ProposalRequest | None = None
+        self.in_verification: ProposalInVerification | None = None
+        self.early_proposal: EarlyProposal | None = None
         self._verified_since_s: float | None = None  # when the proposal was made that the last verdict was on
         self._is_skipping = False  # the last verdict skipped a request
 
     @property
-    def request(self) -> ProposalRequest | None:
-        """The request that is not answered yet. To be read only."""
-        return self._request
-
-    @property
-    def in_verification(self) -> ProposalInVerification | None:
-        """The proposal whose verdict has not come yet."""
-        return self._in_verification
-
-    @property
-    def early_proposal(self) -> EarlyProposal | None:
-        """The proposal that already answers a verdict which the hub has not handled yet (ADR 22)."""
-        return self._early_proposal
-
-    @property
     def budget(self) -> DraftBudget:
         """Budget of the owed proposal, within the drafter's limits; `NO_DRAFT` if none is owed."""
-        return NO_DRAFT if self._request is None else self._request.budget
+        return NO_DRAFT if self.request is None else self.request.budget
 
     @property
     def has_started(self) -> bool:
         """Whether at least one draft step was run for the owed proposal."""
-        return self._request is not None and self._request.started_s is not None
+        return self.request is not None and self.request.started_s is not None
 
     @property
     def is_urgent(self) -> bool:
         """Whether the target waits for a proposal and misses its latency objective."""
-        return self._request is not None and self._request.is_urgent
+        return self.request is not None and self.request.is_urgent
 
     @property
     def runs_ahead(self) -> bool:
@@ -168,31 +153,26 @@ class DraftRound:
 
     def is_asking(self, since_s: float) -> bool:
         """Whether the target wants drafts: a proposal is owed, or was made since then and is in verification."""
-        proposal = self._in_verification
-        return self._request is not None or (proposal is not None and proposal.since_s >= since_s)
+        proposal = self.in_verification
+        return self.request is not None or (proposal is not None and proposal.since_s >= since_s)
 
     def ask(self, budget: DraftBudget | None, now: float, *, is_urgent: bool) -> None:
         """Owe a proposal from now on; None: owe nothing. Replaces the request before."""
-        self._request = None
+        self.request = None
         if budget is not None:
-            self._request = ProposalRequest(budget, now, self._verified_since_s, self._is_skipping, is_urgent=is_urgent)
-        self._in_verification, self._verified_since_s, self._is_skipping = None, None, False
-
-    def start_step(self, now: float, *, has_prefill: bool) -> None:
-        """A draft step for the owed proposal starts now; `has_prefill` if it prefills a prompt, this one or another."""
-        if self._request is not None:
-            self._request.start_step(now, has_prefill=has_prefill)
+            self.request = ProposalRequest(budget, now, self._verified_since_s, self._is_skipping, is_urgent=is_urgent)
+        self.in_verification, self._verified_since_s, self._is_skipping = None, None, False
 
     def pays_in_part(self, num_known: int, now: float, step_s: float, return_s: float | None, running_s: float) -> bool:
         """Whether to send the first `num_known` tokens of the owed chain now, instead of waiting for more of them.
 
-        Args: as for `DraftSequence.is_ready`.
+        Args: as for `DraftSequence.pays_in_part`.
         """
-        if self._request is None or not self.runs_ahead or not num_known:
+        if self.request is None or not num_known:
             return False
         if self.ahead_choice.mode == "chain":
             return running_s <= MOST_STEP_WAITED_FOR * step_s
-        away_s = None if return_s is None else return_s + now - self._request.arrived_s
+        away_s = None if return_s is None else return_s + now - self.request.arrived_s
         return away_s is not None and not self._send_or_wait.pays_to_wait(
             num_known, max(0.0, step_s - running_s), away_s
         )
@@ -203,7 +183,7 @@ class DraftRound:
 
     def answer_early(self, early: EarlyProposal) -> None:
         """Note that this proposal was sent before its verdict was handled."""
-        self._early_proposal = early
+        self.early_proposal = early
 
     def mark_proposed(
         self, proposed: DraftTree, nodes: Sequence[int], num_forwarded: int, num_kept_ahead: int, now: float
@@ -217,15 +197,15 @@ class DraftRound:
         Raises: OurBug if no proposal is owed.
         Effects: `ahead_choice` learns from the round that ends with this proposal.
         """
-        request, early = self._request, self._early_proposal
+        request, early = self.request, self.early_proposal
         if request is None:
             raise OurBug(f"{self._key} is owed no proposal")
         made = self._made(request, proposed, num_kept_ahead, now)
         self._learn_from(request, made)
         if early is not None:  # the nodes that came after the early answer were drafted ahead
             num_forwarded, nodes = early.num_forwarded, nodes[: proposed.num_draft_tokens]
-        self._in_verification = ProposalInVerification(request.budget, proposed, nodes, num_forwarded, now)
-        self._request = self._early_proposal = None
+        self.in_verification = ProposalInVerification(request.budget, proposed, nodes, num_forwarded, now)
+        self.request = self.early_proposal = None
         return made
 
     def judge(self, token_ids: Sequence[int], now: float) -> VerifiedProposal | SkippedRequest | None:
@@ -234,15 +214,15 @@ class DraftRound:
         Returns: None if it answers no proposal in verification and skips no request.
         Effects: the acceptance of chains is learnt from a verdict on a chain.
         """
-        self._is_skipping = self._request is not None
-        proposal = self._in_verification
+        self._is_skipping = self.request is not None
+        proposal = self.in_verification
         if proposal is not None and proposal.is_judged_by(token_ids, now):
             self._verified_since_s = proposal.since_s
             if proposal.budget.is_chain:
                 self._send_or_wait.add_verdict(proposal.tree.num_draft_tokens, len(token_ids) - 1)
             return VerifiedProposal(len(token_ids), proposal.since_s)
-        if self._request is not None:
-            return SkippedRequest(self._request.arrived_s if self._request.began_s is None else self._request.began_s)
+        if self.request is not None:
+            return SkippedRequest(self.request.arrived_s if self.request.began_s is None else self.request.began_s)
         return None
 
     def _made(self, request: ProposalRequest, proposed: DraftTree, num_kept_ahead: int, now: float) -> MadeProposal:
