@@ -64,7 +64,7 @@ def targets(make_target: Callable[[str], Any]) -> list[Any]:
 async def test_requests_spread_over_idle_targets_in_turn(targets: list[Any]) -> None:
     async with Router(targets) as router:
         await connected(router, 3)
-        with Generation(router, generation_request(6), "r"):
+        async with Generation(router, generation_request(6), "r"):
             assert [len(target.open) for target in targets] == [2, 2, 2]
 
 
@@ -72,7 +72,7 @@ async def test_the_least_loaded_target_is_picked_whoever_loads_the_others(target
     targets[0].num_busy, targets[1].num_busy, targets[2].num_busy = 5, 1, 3
     async with Router(targets) as router:
         await connected(router, 3)
-        with Generation(router, generation_request(4), "r"):
+        async with Generation(router, generation_request(4), "r"):
             assert [len(target.open) for target in targets] == [0, 3, 1]
 
 
@@ -81,7 +81,7 @@ async def test_of_equals_the_one_longest_without_a_request_is_picked(targets: li
         await connected(router, 3)
         picked = []
         for turn in range(4):
-            with Generation(router, generation_request(), f"r{turn}"):
+            async with Generation(router, generation_request(), f"r{turn}"):
                 picked += [index for index, target in enumerate(targets) if target.open]
         assert picked == [0, 1, 2, 0]
 
@@ -90,11 +90,11 @@ async def test_a_lost_target_is_skipped_until_it_tells_its_status_again(targets:
     async with Router(targets) as router:
         await connected(router, 3)
         targets[0].lose()
-        with Generation(router, generation_request(4), "r"):
+        async with Generation(router, generation_request(4), "r"):
             assert [len(target.open) for target in targets] == [0, 2, 2]
         targets[0].restore()
         await connected(router, 3)
-        with Generation(router, generation_request(3), "s"):
+        async with Generation(router, generation_request(3), "s"):
             assert len(targets[0].open) == 1
 
 
@@ -102,14 +102,14 @@ async def test_a_target_that_drains_gets_no_request_that_it_would_refuse(targets
     targets[0].is_stopping = targets[1].is_stopping = True
     async with Router(targets) as router:
         await connected(router, 3)
-        with Generation(router, generation_request(4), "r"):
+        async with Generation(router, generation_request(4), "r"):
             assert [len(target.open) for target in targets] == [0, 0, 4]
 
 
 async def test_losing_a_target_fails_its_own_requests_and_no_others(targets: list[Any]) -> None:
     async with Router(targets[:2]) as router:
         await connected(router, 2)
-        with (
+        async with (
             Generation(router, streamed(), "x") as first,
             Generation(router, streamed(), "y") as second,
         ):
@@ -128,7 +128,7 @@ async def test_an_answer_whose_client_has_seen_nothing_goes_to_another_target_wi
 ) -> None:
     async with Router(targets[:2]) as router:
         await connected(router, 2)
-        with Generation(router, streamed(), "r") as generation:
+        async with Generation(router, streamed(), "r") as generation:
             targets[0].lose()
             await targets[1].until(lambda: targets[1].open)
             assert targets[1].submitted["r-0.2"] == targets[0].submitted["r-0"]  # the seed is a part of it
@@ -140,7 +140,7 @@ async def test_an_answer_whose_client_has_seen_nothing_goes_to_another_target_wi
 async def test_an_answer_in_one_piece_starts_anew_at_another_target(targets: list[Any]) -> None:
     async with Router(targets[:2]) as router:
         await connected(router, 2)
-        with Generation(router, generation_request(), "r") as generation:
+        async with Generation(router, generation_request(), "r") as generation:
             targets[0].emit(RequestId("r-0"), "half")
             targets[0].lose()
             await targets[1].until(lambda: targets[1].open)
@@ -157,7 +157,7 @@ async def test_an_answer_in_one_piece_starts_anew_at_another_target(targets: lis
 async def test_of_several_streamed_answers_those_not_begun_move(targets: list[Any]) -> None:
     async with Router(targets) as router:
         await connected(router, 3)
-        with Generation(router, streamed(2), "r") as generation:
+        async with Generation(router, streamed(2), "r") as generation:
             targets[0].emit(RequestId("r-0"), "seen")
             assert (await generation.next(20)).output.text == "seen"
             targets[1].lose()
@@ -171,7 +171,7 @@ async def test_an_answer_that_ends_its_targets_does_not_end_them_all(make_target
         target.script = None
     async with Router(targets) as router:
         await connected(router, len(targets))
-        with Generation(router, generation_request(), "r") as generation:
+        async with Generation(router, generation_request(), "r") as generation:
             for target in targets[:MAX_TARGETS]:
                 await target.until(lambda target=target: target.open)
                 target.lose()
@@ -184,14 +184,14 @@ async def test_an_answer_that_a_target_has_no_room_for_is_tried_at_another(targe
     targets[0].refusal = Rejected(RequestId(""), "the queue is full", None, 503)
     async with Router(targets[:2]) as router:
         await connected(router, 2)
-        with Generation(router, streamed(), "r"):
+        async with Generation(router, streamed(), "r"):
             await targets[1].until(lambda: targets[1].open)
 
 
 async def test_one_lost_answer_fails_the_request_and_aborts_its_other_answers(targets: list[Any]) -> None:
     async with Router(targets[:2]) as router:
         await connected(router, 2)
-        with Generation(router, streamed(2), "r") as generation:
+        async with Generation(router, streamed(2), "r") as generation:
             targets[0].emit(RequestId("r-0"), "seen")
             await generation.next(20)
             targets[0].lose()
@@ -206,7 +206,7 @@ async def test_a_silent_target_gets_no_requests_and_those_that_wait_there_go_els
     async with router:
         await connected(router, 2)
         silent = router.targets[0]
-        with Generation(router, streamed(3), "r") as generation:
+        async with Generation(router, streamed(3), "r") as generation:
             targets[0].emit(RequestId("r-0"), "seen")
             assert (await generation.next(20)).output.text == "seen"
             targets[0].is_answering = False
@@ -217,7 +217,7 @@ async def test_a_silent_target_gets_no_requests_and_those_that_wait_there_go_els
             router.relieve()
             assert list(targets[1].open) == ["r-1", "r-2.2"]
             assert targets[0].aborted == ["r-2"]
-            with Generation(router, generation_request(2), "s"):
+            async with Generation(router, generation_request(2), "s"):
                 assert list(targets[1].open) == ["r-1", "r-2.2", "s-0", "s-1"]
             clock.now_s += 5.0
             assert (silent.state, silent.state_s) == (TargetHealth.SILENT, 5.0)
@@ -230,12 +230,13 @@ async def test_a_silent_target_gets_no_requests_and_those_that_wait_there_go_els
 async def test_requests_stay_at_a_silent_target_while_there_is_no_other(targets: list[Any]) -> None:
     async with Router(targets[:1]) as router:
         await connected(router, 1)
-        with Generation(router, streamed(), "r") as generation:
+        async with Generation(router, streamed(), "r") as generation:
             targets[0].is_answering = False
             router.relieve()
             assert list(targets[0].open) == ["r-0"]
-            with pytest.raises(CapacityError), Generation(router, streamed(), "s"):
-                pass
+            with pytest.raises(CapacityError):
+                async with Generation(router, streamed(), "s"):
+                    pass
             targets[0].is_answering = True
             targets[0].emit(RequestId("r-0"), "late", finish="stop")
             assert (await generation.next(20)).output.text == "late"
@@ -260,8 +261,9 @@ async def test_without_a_target_a_request_is_refused_for_now(targets: list[Any])
     async with Router(targets[:1]) as router:
         await connected(router, 1)
         targets[0].lose()
-        with pytest.raises(CapacityError) as refused, Generation(router, generation_request(), "r"):
-            pass
+        with pytest.raises(CapacityError) as refused:
+            async with Generation(router, generation_request(), "r"):
+                pass
         assert refused.value.retry_after_s > 0
 
 
@@ -271,18 +273,18 @@ async def test_how_much_the_targets_hold_is_known_while_all_of_them_are_there(ta
     async with Router(targets[:2]) as router:
         await connected(router, 2)
         assert router.max_num_requests == 7
-        with (
-            pytest.raises(RequestError, match="8 answers, more than the 7"),
-            Generation(router, generation_request(8), "r"),
-        ):
-            pass
-        with Generation(router, generation_request(7), "r"):
+        with pytest.raises(RequestError, match="8 answers, more than the 7"):
+            async with Generation(router, generation_request(8), "r"):
+                pass
+        async with Generation(router, generation_request(7), "r"):
             assert sum(routed.num_open for routed in router.targets) == 7
         targets[0].lose()
         async with asyncio.timeout(20):
             while router.max_num_requests is not None:  # noqa: ASYNC110 (as above)
                 await asyncio.sleep(0)
-        with Generation(router, generation_request(8), "s"):  # the other may be back in a second: a target decides
+        async with Generation(
+            router, generation_request(8), "s"
+        ):  # the other may be back in a second: a target decides
             assert router.targets[1].num_open == 8
 
 
@@ -291,8 +293,9 @@ async def test_answers_already_submitted_are_aborted_when_a_later_one_finds_no_t
     mixed = GenerationRequest(specs=(SPEC, long), num_prompts=2, prompt_param="prompt", options=ReplyOptions())
     async with Router(targets[:1]) as router:
         await connected(router, 1)
-        with pytest.raises(CapacityError), Generation(router, mixed, "r"):
-            pass
+        with pytest.raises(CapacityError):
+            async with Generation(router, mixed, "r"):
+                pass
         assert targets[0].aborted == ["r-0"]
 
 
@@ -302,8 +305,9 @@ async def test_a_request_that_is_larger_than_a_message_may_be_is_refused_for_goo
     mixed = GenerationRequest(specs=(SPEC, large), num_prompts=2, prompt_param="prompt", options=ReplyOptions())
     async with Router(targets[:1]) as router:
         await connected(router, 1)
-        with pytest.raises(RequestError, match="too large") as refused, Generation(router, mixed, "r"):
-            pass
+        with pytest.raises(RequestError, match="too large") as refused:
+            async with Generation(router, mixed, "r"):
+                pass
         assert refused.value.status == 413
         assert targets[0].aborted == ["r-0"]
         assert router.targets[0].num_open == 0

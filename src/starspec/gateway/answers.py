@@ -28,6 +28,12 @@ class Answer:
         """Whether nothing was generated yet."""
         return not self.token_ids and self.finish_reason is None
 
+    @property
+    def num_entries(self) -> int:
+        """About how many values a reply has for this answer: its tokens, and what is told of each."""
+        per_token = 1 + (len(self.logprobs[0].top) + 1 if self.logprobs else 0)
+        return len(self.prompt_token_ids) + len(self.token_ids) * per_token
+
     def add(self, output: EngineOutput) -> None:
         self.text += output.text
         self.token_ids.extend(output.token_ids)

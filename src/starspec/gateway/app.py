@@ -139,7 +139,7 @@ class Routes:
         if reply is None:
             timer.disconnect()
             return Response(status_code=CLIENT_LEFT)
-        return Response(msgspec.json.encode(reply), media_type="application/json")
+        return Response(reply, media_type="application/json")
 
     def _delivery(
         self,
@@ -152,7 +152,7 @@ class Routes:
         generation = Generation(self._services.router, generation_request, reply_id)
         reply_format = make_format(generation_request.options, self._services.codec.tokens)
         builder = ReplyBuilder(reply_id, identity.model, identity.fingerprint, reply_format)
-        return Delivery(generation_request, generation, builder, timer, self._retry_after)
+        return Delivery(generation_request, generation, builder, timer, self._retry_after, self._services.codec.run)
 
     async def _tokenization(self, body: TokenizeRequest) -> bytes:
         token_ids = await self._tokenized(body)

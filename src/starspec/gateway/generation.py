@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Self
 import structlog
 
 from starspec.errors import CapacityError, PeerLost, RequestError, StarspecError
+from starspec.gateway.background import Pace
 from starspec.gateway.generation_request import GenerationRequest
 from starspec.gateway.routed_target import RoutedTarget, num_positions
 from starspec.gateway.router import Router
@@ -30,7 +31,7 @@ class Progress(NamedTuple):
 
 
 class Generation:
-    """A context manager that submits every answer on entry, and aborts unfinished ones on exit.
+    """An async context manager that submits every answer on entry, and aborts unfinished ones on exit.
 
     An answer whose target is lost goes to another target, if its client has seen nothing of it. That target generates
     the same tokens, since the seed is part of the spec.
@@ -48,9 +49,11 @@ class Generation:
         self._void: set[int] = set()  # outputs came from an earlier target, and none yet from the present one
         self._events: asyncio.Queue[Progress | StarspecError] = asyncio.Queue()
         self._num_unfinished = len(request.specs)
+        self._is_over = False  # nobody waits for the answers any more
+        self._pace = Pace()
 
-    def __enter__(self) -> Self:
-        """Submit every answer.
+    async def __aenter__(self) -> Self:
+        """Submit every answer, a few in each turn of the event loop.
 
         Raises: CapacityError if no target can take an answer; those already submitted are aborted. RequestError if
             there are more answers than the targets could ever hold.
@@ -59,15 +62,16 @@ class Generation:
         try:
             for choice in range(len(self._request.specs)):
                 self._place(choice)
-        except StarspecError:
-            self._abort_all()
+                await self._pace.step()
+        except BaseException:  # it may be cancelled, too
+            await self._abort_all()
             raise
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._abort_all()
+        await self._abort_all()
 
     @property
     def is_finished(self) -> bool:
@@ -80,6 +84,7 @@ class Generation:
         """
         try:
             async with asyncio.timeout(timeout_s):
+                await self._pace.step()  # before an event is in hand, which the timeout would lose
                 event = await self._events.get()
         except TimeoutError:
             return None
@@ -102,7 +107,7 @@ class Generation:
             )
 
     def _place(self, choice: int, but_not: RoutedTarget | None = None) -> None:
-        """Send the answer to the best target but one. Raises: as `__enter__`."""
+        """Send the answer to the best target but one. Raises: as `__aenter__`."""
         spec = self._request.specs[choice]
         routed = self._router.pick(num_positions(spec), but_not)
         self._num_targets[choice] += 1
@@ -123,8 +128,8 @@ class Generation:
     def _is_moved(self, choice: int, error: StarspecError) -> bool:
         """Send the answer to another target if that helps. Returns: whether it did."""
         is_seen = self._request.options.is_stream and choice in self._begun
-        is_over = self._num_targets[choice] >= MAX_TARGETS
-        if is_seen or is_over or not isinstance(error, PeerLost | CapacityError):
+        is_spent = self._num_targets[choice] >= MAX_TARGETS
+        if is_seen or is_spent or self._is_over or not isinstance(error, PeerLost | CapacityError):
             return False
         lost, request_id = self._placed[choice]
         try:
@@ -137,6 +142,19 @@ class Generation:
             self._void.add(choice)
         return True
 
-    def _abort_all(self) -> None:
-        for routed, request_id in self._placed.values():
-            routed.abort(request_id)
+    async def _abort_all(self) -> None:
+        """Abort what is open, a few in each turn of the event loop; all at once if this is cancelled."""
+        self._is_over = True
+        left = list(self._placed.values())
+        try:
+            while left:
+                _abort(left.pop())
+                await self._pace.step()
+        finally:
+            for each in left:
+                _abort(each)
+
+
+def _abort(placed: tuple[RoutedTarget, RequestId]) -> None:
+    routed, request_id = placed
+    routed.abort(request_id)

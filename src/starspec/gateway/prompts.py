@@ -37,6 +37,8 @@ RESERVED_KWARGS: Final = frozenset(  # set by this server, or able to replace th
 )
 
 NUM_WORKERS: Final = 4  # threads; one that renders a slow template leaves three
+PIECE: Final = 2**18  # characters of a text that is tokenized without counting first
+FEW_TOKENS: Final = 2**13  # decoded in a few milliseconds
 UNKNOWN_CONTEXT: Final = 2**17  # tokens; assumed by /tokenize while no target is connected
 
 T = TypeVar("T")
@@ -79,17 +81,17 @@ class PromptCodec:
     ) -> list[int]:
         """The token ids of a text.
 
-        Raises: ContextTooLong, naming `param`, if it has more characters than can fit into the context.
+        Raises: ContextTooLong, naming `param`, if it has more characters than can fit into the context, or clearly
+            more tokens.
         """
         self._check_length(text, param, max_model_len)
-        return await self.run(self._encode, text, add_special_tokens)
+        return await self.run(self._encode_checked, text, param, max_model_len, add_special_tokens)
 
     async def encode_chat(self, prompt: ChatPrompt, max_model_len: int | None) -> list[int]:
         """The token ids of a conversation, rendered by the model's chat template.
 
         Raises: RequestError if the model has no template, if the template refuses the conversation or takes too long,
-            or if a message has parts that are not supported. ContextTooLong if it has more characters than can fit into
-            the context.
+            or if a message has parts that are not supported. ContextTooLong as `encode`.
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
@@ -104,8 +106,7 @@ class PromptCodec:
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included. Raises: RequestError for ids outside the vocabulary."""
-        self.check_ids(token_ids, "tokens")
-        return await self.run(self._decode, list(token_ids))
+        return await self.run(self._decode, token_ids)
 
     def check_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Raises: RequestError, naming `param`, if an id is outside the vocabulary."""
@@ -122,8 +123,30 @@ class PromptCodec:
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    def _decode(self, token_ids: list[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
+    def _encode_checked(self, text: str, param: str, max_model_len: int | None, add_special_tokens: bool) -> list[int]:
+        """As `_encode`, unless the text has more than twice the tokens of the context.
+
+        Python's lock is held while tokens become a list and while they are freed: 100 ms for a million. So a long text
+        is tokenized in pieces first, which are counted. A cut makes a few tokens of one, hence twice.
+        """
+        num_tokens, most = 0, 2 * (UNKNOWN_CONTEXT if max_model_len is None else max_model_len)
+        for start in range(0, len(text) if len(text) > PIECE else 0, PIECE):
+            num_tokens += len(self._encode(text[start : start + PIECE], False))
+            if num_tokens > most:
+                raise ContextTooLong(
+                    f"{param}: the first {start + PIECE} of {len(text)} characters have about {num_tokens} tokens, "
+                    f"more than fit into the context of {most // 2}",
+                    param,
+                )
+        return self._encode(text, add_special_tokens)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        """Many tokens as a batch of one: the tokenizers library releases Python's lock for batches only."""
+        self.check_ids(token_ids, "tokens")
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if len(token_ids) > FEW_TOKENS and backend and not self._tokenizer.clean_up_tokenization_spaces:
+            return str(backend.decode_batch([list(token_ids)], skip_special_tokens=False)[0])
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def _encode_chat(
         self,
@@ -140,7 +163,7 @@ class PromptCodec:
             self._check_length(message["content"], "messages", max_model_len)
         text = self._template.render(messages, opens, continues, extra)
         self._check_length(text, "messages", max_model_len)
-        return self._encode(text, False)
+        return self._encode_checked(text, "messages", max_model_len, False)
 
     def _check_length(self, text: str, param: str, max_model_len: int | None) -> None:
         most = self.max_chars(max_model_len)

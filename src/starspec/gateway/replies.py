@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 FinishReason = Literal["stop", "length"]
 
@@ -52,13 +52,13 @@ class ChatTokenLogprob(Struct, frozen=True):
 
 
 class ChatLogprobs(Struct, frozen=True):
-    content: list[ChatTokenLogprob]
+    content: list[Raw]  # each a ChatTokenLogprob
 
 
 class CompletionLogprobs(Struct, frozen=True):
     tokens: list[str]
     token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[Raw]  # each an object, token -> log-probability
     text_offset: list[int]
 
 

@@ -29,6 +29,7 @@ MAX_VALUES: Final = 2**18  # of a body; a prompt as token ids has many
 MAX_STRINGS: Final = 2**16  # keys included
 MAX_CONTAINERS: Final = 2**14  # objects and lists
 MAX_KEYS: Final = 256  # of the outermost object
+MAX_BACKSLASHES: Final = 2**20  # in strings: the C parser stops at each, and a megabyte of them takes 20 ms
 SMALL_BYTES: Final = 16 * 1024  # read at once, on the event loop, in a few milliseconds at worst
 FEW_VALUES: Final = 2**13  # parsed in C in a few milliseconds at worst
 CLIENT_LEFT: Final = 499  # no client sees it; it makes disconnects visible in the counters
@@ -99,8 +100,8 @@ def parse_body(body: bytes) -> Any:
     """Parse a JSON body, as json.loads does.
 
     Raises: RequestError if the body is not JSON, is in no Unicode encoding, is nested too deeply, has too many values,
-        strings or containers, or contains an integer of more digits than Python converts (4300, a guard against
-        quadratic time); the error then names the parameter that contains the integer.
+        strings, containers or backslashes, or contains an integer of more digits than Python converts (4300, a guard
+        against quadratic time); the error then names the parameter that contains the integer.
     """
     decoder = json.JSONDecoder if _checked_num_values(body) <= FEW_VALUES else _PatientDecoder
     try:
@@ -120,10 +121,11 @@ def parse_body(body: bytes) -> Any:
 def _checked_num_values(body: bytes) -> int:
     """The values of a body, nearly. Milliseconds for megabytes.
 
-    Raises: RequestError if it has more values, strings or containers than a request may have.
+    Raises: RequestError if it has more values, strings, containers or backslashes than a request may have.
     """
     if len(body) <= FEW_VALUES:
         return len(body)
+    _check_number("backslashes", body.count(b"\\"), MAX_BACKSLASHES)
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     _check_number("strings", unescaped.count(b'"') // 2, MAX_STRINGS)
     outside_strings = b"".join(unescaped.split(b'"')[::2])

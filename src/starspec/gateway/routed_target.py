@@ -12,6 +12,7 @@ from typing import Final, Protocol, assert_never
 import structlog
 
 from starspec.errors import CapacityError, LocalProtocolError, OurBug, PeerLost, RequestError, StarspecError
+from starspec.gateway.background import Pace
 from starspec.ids import RequestId, TargetId
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
@@ -189,8 +190,10 @@ class RoutedTarget:
             each.sink(PeerLost(f"the target at {self.endpoint} does not answer"))
 
     async def listen(self) -> None:
-        """Receive the target's messages until cancelled."""
+        """Receive the target's messages until cancelled. Other tasks get their turn, however many messages wait."""
+        pace = Pace()
         while True:
+            await pace.step()
             try:
                 message = await self._link.receive()
             except PeerLost as error:

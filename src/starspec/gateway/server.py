@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from starspec.config import GatewayConfig
 from starspec.gateway.app import Services, build_app
 from starspec.gateway.connections import Connect, Connections, zmq_connections
 from starspec.gateway.drain import Drain
-from starspec.gateway.http_protocol import ConnectionTable, Timeouts
+from starspec.gateway.http_protocol import MAX_HEAD_BYTES, ConnectionTable, Timeouts
 from starspec.gateway.http_server import DrainingServer, affordable_connections, listen, redirect_uvicorn_log
 from starspec.gateway.hub_status import HubStatusPoller
 from starspec.gateway.router import Router
@@ -61,7 +62,13 @@ class GatewayServer:
         return ""
 
     def run(self) -> None:
-        """Serve until `stop`, then until the answers in flight are done or the time is over."""
+        """Serve until `stop`, then until the answers in flight are done or the time is over.
+
+        Effects: takes what exists now out of the reach of Python's cycle collector, which would stop the event loop for
+            a second to look through the tokenizer and the imported modules.
+        """
+        gc.collect()
+        gc.freeze()
         asyncio.run(self.serve())
 
     async def serve(self) -> None:
@@ -109,6 +116,7 @@ class GatewayServer:
             server_header=False,
             timeout_keep_alive=math.ceil(self._config.idle_timeout_s) + 1,  # our own protocol closes idle connections
             timeout_graceful_shutdown=CLOSE_S,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
         redirect_uvicorn_log(log_limit)  # after uvicorn.Config, which sets levels of its own
         timeouts = Timeouts(self._config.idle_timeout_s, self._config.receive_timeout_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -25,6 +25,7 @@ from starspec.gateway.retry_after import RetryAfter
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
+FEW_ENTRIES: Final = 4096  # of a reply that is written on the event loop, in a few milliseconds
 HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -79,7 +80,11 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class Delivery:
-    """Delivers the answers of one generation request to its client."""
+    """Delivers the answers of one generation request to its client.
+
+    Args:
+        run: runs work on another thread, such as writing a long reply.
+    """
 
     def __init__(
         self,
@@ -88,23 +93,30 @@ class Delivery:
         builder: ReplyBuilder,
         timer: RequestTimer,
         retry_after: RetryAfter,
+        run: Callable[[Callable[[], bytes]], Awaitable[bytes]],
     ) -> None:
         self._request = request
+        self._run = run
         self.retry_after = retry_after
         self.generation = generation
         self._builder = builder
         self.timer = timer
         self._answers = [Answer(index, spec.prompt_token_ids) for index, spec in enumerate(request.specs)]
 
-    async def whole(self) -> Reply:
-        """Wait for every answer. Raises: StarspecError if one was refused or aborted."""
-        with self.generation:
+    async def whole(self) -> bytes:
+        """Wait for every answer, and write the reply as JSON. Raises: StarspecError if one was refused or aborted."""
+        async with self.generation:
             while not self.generation.is_finished:
                 await self._next(None)
-        return self._builder.whole(self._answers, self._usage(), metrics_of(self._answers))
+        if sum(answer.num_entries for answer in self._answers) <= FEW_ENTRIES:
+            return self._written()
+        return await self._run(self._written)
+
+    def _written(self) -> bytes:
+        return msgspec.json.encode(self._builder.whole(self._answers, self._usage(), metrics_of(self._answers)))
 
     async def events(self, keep_alive_s: float) -> AsyncIterator[bytes]:
-        """Server-sent events. The first comes within `keep_alive_s`. Iterate inside `with generation`.
+        """Server-sent events. The first comes within `keep_alive_s`. Iterate inside `async with generation`.
 
         Raises: StarspecError if an answer was refused or aborted.
         """
@@ -194,7 +206,7 @@ class EventStream(Response):
         return True
 
     async def _send_events(self, send: Send) -> None:
-        with self._delivery.generation:
+        async with self._delivery.generation:
             async for event in self._delivery.events(self._keep_alive_s):
                 if not self._has_started:
                     self._has_started = True

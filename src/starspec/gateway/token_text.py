@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+import msgspec
+from msgspec import Raw
+
 from starspec.gateway.replies import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenAlternative
 from starspec.wire.messages import TokenLogprob
 
@@ -60,11 +63,13 @@ def chat_logprobs(entries: Sequence[TokenLogprob], tokens: TokenText, num_top: i
     """One entry a token, with its `num_top` most likely alternatives."""
     return ChatLogprobs(
         [
-            ChatTokenLogprob(
-                token=tokens.text_of(entry.token_id),
-                logprob=entry.logprob,
-                bytes=list(tokens.bytes_of(entry.token_id)),
-                top_logprobs=[_alternative(token_id, lp, tokens) for token_id, lp in entry.top[:num_top]],
+            _written(
+                ChatTokenLogprob(
+                    token=tokens.text_of(entry.token_id),
+                    logprob=entry.logprob,
+                    bytes=list(tokens.bytes_of(entry.token_id)),
+                    top_logprobs=[_alternative(token_id, lp, tokens) for token_id, lp in entry.top[:num_top]],
+                )
             )
             for entry in entries
         ]
@@ -80,10 +85,15 @@ def completion_logprobs(entries: Sequence[TokenLogprob], tokens: TokenText, text
     texts = [tokens.text_of(entry.token_id) for entry in entries]
     offsets = [min(entry.text_offset, text_len) for entry in entries]
     top = [
-        {tokens.text_of(token_id): lp for token_id, lp in entry.top} | {text: entry.logprob}
+        _written({tokens.text_of(token_id): lp for token_id, lp in entry.top} | {text: entry.logprob})
         for entry, text in zip(entries, texts, strict=True)
     ]
     return CompletionLogprobs(texts, [entry.logprob for entry in entries], top, offsets)
+
+
+def _written(part: ChatTokenLogprob | dict[str, float]) -> Raw:
+    """The JSON of a part. A long reply is written part by part: one call would keep all other threads waiting."""
+    return Raw(msgspec.json.encode(part))
 
 
 def _alternative(token_id: int, logprob: float, tokens: TokenText) -> TokenAlternative:

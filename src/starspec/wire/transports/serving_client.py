@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from typing import Final
 
@@ -36,6 +37,7 @@ RECONNECT_MS: Final = (50, 500)  # first and longest pause
 SILENCE_MS: Final = 10_000
 PROBE_INTERVAL_MS: Final = 300
 PROBE_SILENCE_MS: Final = 1000  # with the interval, a target that stops answering is known within 1.3 s
+READ_BURST: Final = 16  # multiparts read and decoded at once
 
 log = structlog.get_logger()
 
@@ -102,10 +104,13 @@ class ServingClient:
         Raises: PeerLost once each time the connection breaks, after the messages that arrived before.
         """
         while True:
-            self._notice()  # before reading: when the end is noticed, all messages from before it have arrived
-            self._read()
             if self._arrived:
                 return self._arrived.popleft()
+            self._notice()  # before reading: when the end is noticed, all messages from before it have arrived
+            if self._read():
+                if not self._arrived:
+                    await asyncio.sleep(0)  # a flood of nonsense must not keep other tasks waiting
+                continue
             if self._is_lost:
                 self._is_lost = False
                 if not self.is_connected:
@@ -139,12 +144,15 @@ class ServingClient:
         if not self._is_closed and not self.is_connected:
             self._reconnect()
 
-    def _read(self) -> None:
-        for frames in _waiting(self._socket):
+    def _read(self) -> int:
+        """Decode what has arrived. Returns: how many multiparts; fewer than READ_BURST = all of them."""
+        multiparts = _waiting(self._socket, READ_BURST)
+        for frames in multiparts:
             try:
                 self._arrived += self._decoder.decode_all(frames)
             except PeerProtocolError:
                 self.num_frames_rejected += 1
+        return len(multiparts)
 
     def _notice(self) -> None:
         """Process the connections' events."""
@@ -170,12 +178,13 @@ class ServingClient:
                 self.is_connected = False
 
 
-def _waiting(socket: zmq.asyncio.Socket) -> list[list[bytes]]:
+def _waiting(socket: zmq.asyncio.Socket, most: float = math.inf) -> list[list[bytes]]:
     """The multiparts that have arrived. With DONTWAIT an asyncio socket's futures are done when they are returned."""
     arrived: list[list[bytes]] = []
-    while True:
+    while len(arrived) < most:
         future = socket.recv_multipart(flags=zmq.DONTWAIT)
         assert isinstance(future, asyncio.Future)
         if future.exception() is not None:
-            return arrived
+            break
         arrived.append(future.result())
+    return arrived

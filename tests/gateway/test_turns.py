@@ -1,0 +1,257 @@
+"""No step of a request keeps the event loop for long: what grows with the request is split, or done on other threads.
+
+Work is counted in turns of the loop, not in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Coroutine
+from copy import copy
+from typing import Any
+
+import h11
+import pytest
+
+from starspec.config import GatewayConfig
+from starspec.errors import ContextTooLong, RequestError
+from starspec.gateway import prompts, stream, token_text
+from starspec.gateway.background import STEPS
+from starspec.gateway.connections import Connections
+from starspec.gateway.generation import Generation
+from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
+from starspec.gateway.http_protocol import MAX_HEAD_BYTES, PIECE_BYTES
+from starspec.gateway.prompts import PromptCodec
+from starspec.gateway.request_body import MAX_BACKSLASHES, parse_body
+from starspec.gateway.router import Router
+from starspec.gateway.server import GatewayServer
+from starspec.ids import RequestId
+from starspec.sampling.spec import SamplingSpec
+from starspec.wire.messages import EngineOutput, RequestSpec
+
+EOS = 257
+SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=SamplingSpec())
+MANY = 8 * STEPS  # answers
+REQUEST = GenerationRequest(specs=(SPEC,) * MANY, num_prompts=1, prompt_param="prompt", options=ReplyOptions())
+CHUNK = b"1\r\na\r\n"  # of a body, with one byte
+CHUNKED = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n"
+)
+
+
+async def busiest_turn(count: Callable[[], int], work: Coroutine[Any, Any, Any]) -> int:
+    """By how much a count grows in one turn of the event loop, at most, until `work` is done."""
+    most, last = 0, count()
+    working = asyncio.create_task(work)
+    while not working.done():
+        await asyncio.sleep(0)
+        now = count()
+        most, last = max(most, now - last), now
+    working.result()
+    return most
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110 (turns of the loop are what is counted)
+            await asyncio.sleep(0)
+
+
+async def ready(router: Router) -> None:
+    await until(lambda: router.is_ready)
+
+
+@pytest.fixture
+def target(make_target: Callable[[str], Any]) -> Any:
+    made = make_target("t0")
+    made.script = None
+    return made
+
+
+async def test_many_answers_of_one_request_are_submitted_and_aborted_a_few_at_a_time(target: Any) -> None:
+    generation_done = asyncio.Event()
+
+    async def generate(router: Router) -> None:
+        async with Generation(router, REQUEST, "r"):
+            await generation_done.wait()
+
+    async with Router([target]) as router:
+        await ready(router)
+        generating = asyncio.create_task(generate(router))
+        submitting = target.until(lambda: len(target.submitted) == MANY)
+        assert 0 < await busiest_turn(lambda: len(target.submitted), submitting) <= STEPS
+        generation_done.set()
+        assert 0 < await busiest_turn(lambda: len(target.aborted), asyncio.wait_for(generating, 20)) <= STEPS
+        assert len(target.aborted) == MANY
+
+
+async def test_a_request_that_is_cancelled_while_it_is_submitted_or_aborted_leaves_nothing_open(target: Any) -> None:
+    async with Router([target]) as router:
+        await ready(router)
+        for num_turns in range(4, 24, 4):
+            entering = asyncio.create_task(Generation(router, REQUEST, f"r{num_turns}").__aenter__())
+            await target.until(lambda: len(target.open) >= STEPS)
+            for _ in range(num_turns % 5):
+                entering.cancel()  # the second time while it aborts
+                await asyncio.sleep(0)
+            entering.cancel()
+            await asyncio.gather(entering, return_exceptions=True)
+            assert not target.open
+            assert not router.targets[0].num_open
+
+
+async def test_a_flood_of_outputs_is_handled_a_few_at_a_time(target: Any) -> None:
+    heard: list[Any] = []
+    async with Router([target]) as router:
+        await ready(router)
+        router.targets[0].submit(RequestId("r"), SPEC, heard.append)
+        for _ in range(MANY):
+            target._outbox.put_nowait(EngineOutput(RequestId("r"), [1], "a"))
+        assert 0 < await busiest_turn(lambda: len(heard), until(lambda: len(heard) == MANY)) <= STEPS
+
+
+async def test_one_answer_with_many_parts_lets_others_have_their_turn(target: Any) -> None:
+    got: list[Any] = []
+
+    async def read(generation: Generation) -> None:
+        while not generation.is_finished:
+            got.append(await generation.next())
+
+    async with Router([target]) as router:
+        await ready(router)
+        one = GenerationRequest(specs=(SPEC,), num_prompts=1, prompt_param="prompt", options=ReplyOptions())
+        async with Generation(router, one, "r") as generation:
+            (request,) = router.targets[0]._open.values()
+            for _ in range(MANY):
+                request.sink(EngineOutput(RequestId("r-0"), [1], "a"))
+            request.sink(EngineOutput(RequestId("r-0"), [1], "a", finish_reason="stop"))
+            assert 0 < await busiest_turn(lambda: len(got), read(generation)) <= STEPS
+
+
+@pytest.mark.parametrize("is_early", [False, True], ids=["first request", "sent while another is answered"])
+async def test_a_body_in_chunks_of_one_byte_is_parsed_a_piece_at_a_time(
+    gateway: Any, monkeypatch: pytest.MonkeyPatch, is_early: bool
+) -> None:
+    events = [0]
+    next_event = h11.Connection.next_event
+
+    def counted(connection: Any) -> Any:
+        events[0] += connection.their_role is h11.CLIENT
+        return next_event(connection)
+
+    monkeypatch.setattr(h11.Connection, "next_event", counted)
+    _, _, port = gateway.url.rpartition(":")
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+    before = b"GET /ping HTTP/1.1\r\nhost: a\r\n\r\n" if is_early else b""
+    num_chunks = 8000  # fits into what a connection keeps for later
+    writer.write(before + CHUNKED + b"\r\n" + CHUNK * num_chunks + b"0\r\n\r\n")
+
+    async def answered() -> None:
+        await reader.readuntil(b"not valid JSON")
+
+    most = await busiest_turn(lambda: events[0], answered())
+    writer.close()
+    assert events[0] > num_chunks
+    assert most <= 2 * (PIECE_BYTES // len(CHUNK) + 3)  # a turn may have a piece that was read and one that was kept
+
+
+async def test_a_long_head_is_refused(gateway: Any) -> None:
+    _, _, port = gateway.url.rpartition(":")
+    for num_bytes, status in ((MAX_HEAD_BYTES // 2, b"200"), (2 * MAX_HEAD_BYTES, b"400")):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+        writer.write(b"GET /ping HTTP/1.1\r\nhost: a\r\n" + b"a: b\r\n" * (num_bytes // 6) + b"\r\n")
+        assert (await reader.readline()).split()[1] == status
+        writer.close()
+
+
+class Spy:
+    """A tokenizer that notes the longest text that it was given."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.longest = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def encode(self, text: str, **options: Any) -> Any:
+        self.longest = max(self.longest, len(text))
+        return self._tokenizer.encode(text, **options)
+
+
+async def test_a_text_of_many_tokens_is_refused_after_a_piece_of_it(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "PIECE", 16)
+    spy = Spy(copy(tokenizer))
+    codec = PromptCodec(spy, (EOS,))
+    context = 100  # tokens; the toy tokenizer makes one of each character, and 400 characters may fit
+    assert await codec.encode("1" * 99, "prompt", context) == tokenizer.encode("1" * 99)
+    spy.longest = 0
+    with pytest.raises(ContextTooLong, match=r"prompt: the first 208 of 400 characters have about 208 tokens"):
+        await codec.encode("1" * 400, "prompt", context)
+    assert spy.longest == 16
+    codec.close()
+
+
+async def test_many_tokens_are_decoded_as_a_batch_of_one(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "FEW_TOKENS", 2)
+    codec = PromptCodec(tokenizer, (EOS,))
+    ids = tokenizer.encode("</s>wörld € 1 </s>", add_special_tokens=False)
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    monkeypatch.setattr(type(tokenizer), "decode", None)  # it would keep Python's lock
+    assert await codec.decode(ids) == text
+    codec.close()
+
+
+def test_the_stops_of_the_parser_in_strings_are_bounded() -> None:
+    text = b'{"prompt": "%s"}'
+    assert parse_body(text % (b"\\n" * MAX_BACKSLASHES))["prompt"] == "\n" * MAX_BACKSLASHES
+    with pytest.raises(RequestError, match=f"{MAX_BACKSLASHES + 1} backslashes"):
+        parse_body(text % (b"\\n" * (MAX_BACKSLASHES + 1)))
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_long_reply_is_written_part_by_part_on_another_thread(
+    gateway: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 2}
+    body = chat if path == "/v1/chat/completions" else {"prompt": "a", "logprobs": 2}
+    short = (await gateway.post(path, seed=1, **body)).json()
+    threads = []
+    written = token_text._written
+
+    def noted(part: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return written(part)
+
+    monkeypatch.setattr(token_text, "_written", noted)
+    monkeypatch.setattr(stream, "FEW_ENTRIES", 2)
+    long = (await gateway.post(path, seed=1, **body)).json()
+    assert long["choices"] == short["choices"]
+    assert len(threads) > 2
+    assert all(name.startswith("tokenizer") for name in threads)
+
+
+def test_the_cycle_collector_does_not_look_through_what_never_dies(
+    model_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = []
+
+    def noted(serving: Any) -> None:
+        serving.close()
+        frozen.append(gc.get_freeze_count())
+
+    server = GatewayServer(GatewayConfig(port=0, model=str(model_folder)), lambda: Connections([]))
+    monkeypatch.setattr(asyncio, "run", noted)
+    try:
+        server.run()
+    finally:
+        gc.unfreeze()
+        server.close()
+    assert frozen[0] > 1000
