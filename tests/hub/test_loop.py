@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 from hub_toys import ToyRunner, ToyTag
+from structlog.testing import capture_logs
 
 from starspec.config import HubConfig, RunAhead
 from starspec.hub.causal import CausalDrafter
@@ -13,6 +14,7 @@ from starspec.hub.handshake import HubTerms, admit
 from starspec.hub.hub import DraftHub
 from starspec.hub.loop import HubLoop
 from starspec.ids import LinkId, TargetId
+from starspec.log_limit import INTERVAL_S, LINES
 from starspec.wire.messages import PROTOCOL_VERSION, Fault, Hello, HubToTarget, Ping, Pong, Reopen
 from starspec.wire.transports.base import Arrival, Joined
 from starspec.wire.transports.faulty_channel import VirtualClock
@@ -200,6 +202,24 @@ def test_a_targets_fault_is_noted_and_nothing_else(star: LoopStar) -> None:
     session = star.connect("one")
     session.send([Fault("what was that"), Ping(1)])
     assert session.receive(1.0) == [Pong(1)]
+
+
+def test_faults_and_failures_that_a_target_causes_do_not_fill_the_log(
+    star: LoopStar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = star.connect("one")
+    with capture_logs() as logs:
+        session.send([Fault("what was that")] * 100)
+        star.turns()
+        monkeypatch.setattr(star.hub, "handle", None)  # whatever comes, it fails
+        session.send([Ping(number) for number in range(100)])
+        star.turns()
+    assert len(logs) == 2 * LINES
+    star.clock.advance(INTERVAL_S)
+    with capture_logs() as logs:
+        session.send([Fault("what was that")])
+        star.turns()
+    assert [each["num_left_out"] for each in logs] == [100 - LINES]
 
 
 def test_a_message_for_a_link_that_is_gone_is_dropped(star: LoopStar) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
 from starspec.ids import TargetId
+from starspec.log_limit import LINES
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import PROTOCOL_VERSION, Goodbye, Hello, HubToTarget, Ping, Refused, Welcome
 from starspec.wire.transports import public_port
@@ -45,6 +47,15 @@ def test_repeating_a_hello_does_not_keep_a_port_for_ever(star, monkeypatch) -> N
     first = raw.greet()
     assert isinstance(first, Welcome)
     star.until(lambda: raw.greet().link_id != first.link_id)
+
+
+def test_targets_that_come_and_go_do_not_fill_the_log(star) -> None:
+    hub = star.hub(max_targets=64)
+    with capture_logs() as logs:
+        for number in range(LINES + 5):
+            star.raw(hub.endpoint).attach(hello(f"raw-{number}"))
+    told = [each["num_left_out"] for each in logs if each["event"] == "target joined"]
+    assert len(told) == LINES or any(told)  # a machine so busy that an interval passed
 
 
 def test_an_idle_target_gives_its_place_to_a_newcomer(star, monkeypatch) -> None:

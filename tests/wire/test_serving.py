@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 from starspec.errors import ConfigError, PeerLost, PeerProtocolError
 from starspec.gateway.hub_status import HubStatusClient
 from starspec.ids import RequestId
+from starspec.log_limit import LINES
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats
 from starspec.wire.codec import Decoder, encode
@@ -233,6 +234,18 @@ def test_a_gateway_of_another_version_is_refused_in_a_sentence_and_the_log_says_
             assert "this target speaks protocol version 2, the gateway 3: install the same" in refused.reason
     assert [each["event"] for each in logs] == ["a gateway is refused"]
     assert server.num_frames_rejected == 0
+
+
+def test_a_gateway_whose_version_alternates_does_not_fill_the_log() -> None:
+    server = ServingServer("127.0.0.1", 0, clock=lambda: 0.0)
+    with zmq.Context() as context, raw_gateway(server, context) as raw, capture_logs() as logs:
+        for number in range(3 * LINES):
+            raw.send(encode(Ask(PROTOCOL_VERSION + 1 + number % 2)))
+            while not raw.poll(10):
+                assert server.receive(0.01) == []
+            raw.recv()
+    server.close()
+    assert len(logs) == LINES
 
 
 ANSWERING = """

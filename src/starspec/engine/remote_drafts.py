@@ -30,6 +30,7 @@ from starspec.engine.drafts import NgramDrafts, draft_budget
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.engine.sequence_at_hub import FeatureOutbox, FeatureRequest, SequenceAtHub, SequenceTokens
 from starspec.ids import RequestKey
+from starspec.log_limit import LogLimit
 from starspec.policy.deadline import NoStallDeadline
 from starspec.policy.hub_account import HubAccount
 from starspec.policy.length.snapshot import LengthPolicy
@@ -69,6 +70,7 @@ class RemoteDrafts:
         self._policy = policy
         self._stats = stats
         self._clock = clock
+        self._log_limit = LogLimit(clock)
         self._fallback = fallback
         self._method = method
         self._deadline = NoStallDeadline(deadline_s)
@@ -303,12 +305,12 @@ class RemoteDrafts:
             return []
         messages = at_hub.ask(wanted, now)
         if not messages:
-            num_tokens, request_id = len(at_hub.sequence.token_ids), at_hub.sequence.key.request_id
-            log.warning(
-                "the hub cannot draft for a sequence: it is too long for a message",
-                request=request_id,
-                num_tokens=num_tokens,
-            )
+            if (num_left_out := self._log_limit.admit()) is not None:
+                event, num_tokens = (
+                    "the hub cannot draft for a sequence: it is too long for a message",
+                    len(at_hub.sequence.token_ids),
+                )
+                log.warning(event, num_tokens=num_tokens, num_left_out=num_left_out)
             return []
         if record.is_full:  # only this tag asks now whether there is room
             record.ask_again_s = now + ASK_AGAIN_S

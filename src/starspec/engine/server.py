@@ -19,6 +19,7 @@ from starspec.config import TargetConfig
 from starspec.engine.engine import TargetEngine
 from starspec.errors import CapacityError, RequestError
 from starspec.ids import PeerId, RequestKey, TargetId
+from starspec.log_limit import LogLimit
 from starspec.wire.messages import (
     Abort,
     Ask,
@@ -57,6 +58,7 @@ class TargetServer:
         self._serving = serving
         self._audit = audit or AuditLog.off()
         self._clock = clock
+        self._log_limit = LogLimit(clock)
         self._heard_s: dict[PeerId, float] = {}  # when each gateway sent its last message
         self._is_stopping = threading.Event()
         self._stop_by_s = float("inf")
@@ -111,7 +113,8 @@ class TargetServer:
         try:
             return self._engine.step()
         except Exception:
-            log.exception("a step failed; its requests end with an error")
+            if (num_left_out := self._log_limit.admit()) is not None:
+                log.exception("a step failed; its requests end with an error", num_left_out=num_left_out)
             return self._engine.fail_step("internal error")
 
     def _handle(self, peer: PeerId, message: GatewayToTarget) -> None:

@@ -9,6 +9,7 @@ import structlog
 
 from starspec.hub.hub import DraftHub, Reply
 from starspec.ids import LinkId
+from starspec.log_limit import LogLimit
 from starspec.wire.messages import Close, Fault, Features, HubStatus, HubToTarget, Open, Verdict
 from starspec.wire.transports.base import Arrival, HubTransport, Joined, Left
 
@@ -26,6 +27,7 @@ class HubLoop:
         self._hub = hub
         self._transport = transport
         self._clock = clock
+        self._log_limit = LogLimit(clock)  # a target can cause every line here at will
         self._early: list[Arrival] = []  # arrived while a draft step ran ahead, and not handled yet
 
     def run_once(self, idle_wait_s: float = 0.0) -> bool:
@@ -43,14 +45,14 @@ class HubLoop:
             try:
                 self._handle(arrival)
             except Exception:
-                log.exception("a message failed; its tag is dropped, and its target is asked to open it again")
+                self._log_failure("a message failed; its tag is dropped, and its target is asked to open it again")
                 self._fail_tag(arrival)
         had_work = self._hub.has_work
         if had_work:
             try:
                 replies = self._hub.step(self._clock(), self._receive_ahead)
             except Exception:
-                log.exception(
+                self._log_failure(
                     "a draft step failed; its tags are dropped, and their targets are asked to open them again"
                 )
                 self._hub.abandon_step(self._clock())
@@ -86,7 +88,7 @@ class HubLoop:
         try:
             return self._hub.answer_early(arrival.link_id, arrival.message, arrival.arrived_at, self._clock())
         except Exception:
-            log.exception("a verdict could not be answered early; it is handled after the draft step")
+            self._log_failure("a verdict could not be answered early; it is handled after the draft step")
             return []
 
     def _handle(self, arrival: Arrival) -> None:
@@ -96,9 +98,16 @@ class HubLoop:
             case Left():
                 self._hub.leave(arrival.link_id, arrival.arrived_at)
             case Fault(reason=reason):
-                log.warning("target dropped a message of ours", target=arrival.target_id, reason=reason)
+                if (num_left_out := self._log_limit.admit("fault")) is not None:
+                    event = "target dropped a message of ours"
+                    log.warning(event, target=arrival.target_id, reason=reason, num_left_out=num_left_out)
             case message:
                 self._hub.handle(arrival.link_id, message, arrival.arrived_at)
+
+    def _log_failure(self, sentence: str) -> None:
+        """Log the exception that is being handled."""
+        if (num_left_out := self._log_limit.admit(sentence)) is not None:
+            log.exception(sentence, num_left_out=num_left_out)
 
     def _deliver(self, replies: Sequence[Reply]) -> None:
         """Send all targets their replies in one go."""

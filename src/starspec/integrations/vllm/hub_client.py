@@ -15,6 +15,7 @@ from starspec.client.connection import HubConnection
 from starspec.client.tag import MIN_RETRY_S, HubTag
 from starspec.integrations.vllm.draft import Draft, DraftRequest
 from starspec.integrations.vllm.rows import KnownRequest
+from starspec.log_limit import LogLimit
 from starspec.policy.deadline import StepTimeDeadline
 from starspec.policy.length.round_cost import RoundTimes
 from starspec.sampling.spec import SamplingSpec
@@ -57,6 +58,7 @@ class HubClient:
         self._vocab_size = vocab_size
         self._p_min = p_min
         self._clock = clock
+        self._log_limit = LogLimit(clock)
         self._hub = HubConnection(transport, deadline, self, clock)
         self._tags: dict[KnownRequest, HubTag] = {}
         self.prefill_counts = PrefillCounts()
@@ -184,10 +186,12 @@ class HubClient:
         is_catch_up = tag.should_catch_up
         message = tag.ask(self._budget(1) if is_catch_up else budget, self._clock(), is_catch_up=is_catch_up)
         if message is None:
-            log.warning(
-                "the hub cannot draft for a request: it is too long for a message, or has an unknown token id",
-                num_tokens=len(request),
-            )
+            if (num_left_out := self._log_limit.admit()) is not None:
+                log.warning(
+                    "the hub cannot draft for a request: it is too long for a message, or has an unknown token id",
+                    num_tokens=len(request),
+                    num_left_out=num_left_out,
+                )
             return None
         if is_catch_up:
             self._count_sent(tag, len(message.token_ids))

@@ -11,6 +11,7 @@ import zmq
 
 from starspec.audit import AuditLog
 from starspec.errors import PeerProtocolError
+from starspec.log_limit import LogLimit
 from starspec.policy.peer_limits import Allowance, work_of
 from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
@@ -49,6 +50,7 @@ class HubLink:
         now: float,
         key_name: str,
         audit: AuditLog,
+        log_limit: LogLimit,
         may_join: Callable[[], bool] = lambda: True,
     ) -> None:
         self.socket = socket
@@ -56,6 +58,7 @@ class HubLink:
         self.link_id = terms.link_id
         self.key_name = key_name
         self._audit = audit
+        self._log_limit = log_limit
         self.num_queued = 0  # arrivals handed to the hub so far
         self.has_joined = False  # whether the hub knows of this link
         self.left: str | None = None  # why the link is over
@@ -142,9 +145,15 @@ class HubLink:
 
     def last_arrival(self, now: float) -> Arrival:
         """The last arrival of this link."""
-        log.info("target left", target=self.hello.target_id, link=self.link_id, reason=self.left)
+        self._log("target left", reason=self.left)
         self._audit.note("target_left", target=self.hello.target_id, link=self.link_id, why=self.left)
         return self._arrival(Left(self.left or "the hub is closing"), now)
+
+    def _log(self, event: str, reason: str | None = None) -> None:
+        """A target that comes and goes can cause these lines as often as the hub greets newcomers."""
+        if (num_left_out := self._log_limit.admit(event)) is not None:
+            why = {} if reason is None else {"reason": reason}
+            log.info(event, target=self.hello.target_id, link=self.link_id, num_left_out=num_left_out, **why)
 
     def _accept(self, message: TargetToHub, now: float, arrivals: list[Arrival]) -> None:
         self._heard_at = now
@@ -155,7 +164,7 @@ class HubLink:
                         self.dismiss("no place is left")
                         return
                     self.has_joined = True
-                    log.info("target joined", target=self.hello.target_id, link=self.link_id)
+                    self._log("target joined")
                     key = self.key_name or None
                     self._audit.note("target_connected", target=self.hello.target_id, link=self.link_id, key=key)
                     arrivals.append(self._arrival(Joined(self.hello), now))

@@ -17,6 +17,7 @@ import zmq
 from starspec.audit import AuditLog
 from starspec.errors import ConfigError, LinkError, PeerProtocolError
 from starspec.ids import LinkId
+from starspec.log_limit import LogLimit
 from starspec.policy.peer_limits import Allowance
 from starspec.wire.callers import Caller, Callers, key_name_of
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
@@ -119,6 +120,7 @@ class PublicPort:
         self._callers = callers
         self._audit = audit
         self._decoder: Decoder[Hello | Ask] = Decoder(HandshakeMessage, max_frame_bytes=MAX_PUBLIC_FRAME_BYTES)
+        self._log_limit = LogLimit(clock)
         self._clock = clock
         self._random = random.Random()  # noqa: S311 (not for secrets)
         self._newcomers = Allowance(NEWCOMERS_PER_S, NEWCOMERS_BURST)
@@ -229,7 +231,7 @@ class PublicPort:
             socket, port = self._ports.open_data_port(key_name)
             welcome = msgspec.structs.replace(terms, link_id=LinkId(secrets.token_hex(16)), port=port)
             may_join = partial(self._may_join, hello)
-            link = HubLink(socket, hello, welcome, self._stats, now, key_name, self._audit, may_join)
+            link = HubLink(socket, hello, welcome, self._stats, now, key_name, self._audit, self._log_limit, may_join)
         except (ConfigError, zmq.ZMQError) as error:  # ZMQError: the process has no socket left
             return Refused("full", f"the hub has no port left for this target: {error}", retry_after_s=terms.lease_s)
         self._links[peer] = link

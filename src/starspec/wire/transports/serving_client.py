@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -19,6 +21,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from starspec.errors import PeerLost, PeerProtocolError
+from starspec.log_limit import LogLimit
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import GatewayToTarget, TargetToGateway
@@ -49,10 +52,17 @@ class ServingClient:
         endpoint: the target's serving port, tcp://host:port.
         keys: of role "gateway".
         is_insecure: allow a host that is not loopback without keys.
+        clock: seconds, monotonic.
     Raises: ConfigError if the endpoint is malformed or keys are missing.
     """
 
-    def __init__(self, endpoint: str, keys: Keys | None = None, is_insecure: bool = False) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        keys: Keys | None = None,
+        is_insecure: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         require_keys(host_of(endpoint, "a target"), keys, is_insecure, "the gateway would connect to the target at")
         target_key = b"" if keys is None else keys.public_key_of("target")
         self._context = zmq.asyncio.Context()
@@ -74,6 +84,7 @@ class ServingClient:
             self._poller.register(socket, zmq.POLLIN)
         self._decoder: Decoder[TargetToGateway] = Decoder(TargetToGateway)
         self._arrived: deque[TargetToGateway] = deque()
+        self._log_limit = LogLimit(clock)
         self._is_broken = False  # the target does not read, so the connection is dropped
         self._is_lost = False  # the connection broke, and `receive` has not raised PeerLost yet
         self._is_refused = False  # the target refuses the key, which is logged
@@ -168,10 +179,9 @@ class ServingClient:
             else:
                 if event & HANDSHAKE_FAILED and not self._is_refused:
                     self._is_refused = True
-                    log.warning(
-                        "a target refuses this gateway's key, or has none: keys must be given on both sides",
-                        endpoint=self.endpoint,
-                    )
+                    if (num_left_out := self._log_limit.admit()) is not None:
+                        why = "a target refuses this gateway's key, or has none: keys must be given on both sides"
+                        log.warning(why, endpoint=self.endpoint, num_left_out=num_left_out)
                 if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # ZeroMQ does not try again, and the key may be added
                     asyncio.get_running_loop().call_later(REFUSED_KEY_RETRY_S, self._try_again)
                 self._is_lost |= self.is_connected

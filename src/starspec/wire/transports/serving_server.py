@@ -6,8 +6,9 @@ cannot be delivered. The other end is `serving_client.py`.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -17,6 +18,7 @@ import zmq
 from starspec.audit import AuditLog
 from starspec.errors import LinkError, PeerProtocolError
 from starspec.ids import PeerId, RequestId
+from starspec.log_limit import LogLimit
 from starspec.wire.callers import Callers, CurveAuthenticator, key_name_of
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
@@ -51,6 +53,7 @@ class ServingServer:
         keys: of role "target".
         is_insecure: allow a host that is not loopback without keys.
         audit: gets connects and refused keys, if given.
+        clock: seconds, monotonic.
     Raises: ConfigError if it cannot or must not listen there.
     """
 
@@ -61,10 +64,12 @@ class ServingServer:
         keys: Keys | None = None,
         is_insecure: bool = False,
         audit: AuditLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         require_keys(host, keys, is_insecure, "the target would listen on")
         self._context: Context = zmq.Context()
         self._audit = audit or AuditLog.off()
+        self._log_limit = LogLimit(clock)
         self._callers: Callers | None = None
         self._key_names: OrderedDict[PeerId, str] = OrderedDict()  # of peers, the one heard last at the end
         self._decoder: Decoder[GatewayToTarget] = Decoder(GatewayToTarget)
@@ -77,7 +82,7 @@ class ServingServer:
             if keys is not None:
                 keys.secure_server(self._socket)
                 self._callers = Callers(keys)
-                CurveAuthenticator(self._context, self._callers, self._audit)
+                CurveAuthenticator(self._context, self._callers, self._audit, clock)
             self.port = bind(self._socket, host, port, "the target")
         except BaseException:
             self.close()
@@ -158,7 +163,8 @@ class ServingServer:
         refused = Refused.for_version(message.protocol_version, "this target", "the gateway")
         if self._refused_version != message.protocol_version:
             self._refused_version = message.protocol_version
-            log.warning("a gateway is refused", why=refused.reason)
+            if (num_left_out := self._log_limit.admit()) is not None:
+                log.warning("a gateway is refused", why=refused.reason, num_left_out=num_left_out)
         self.send(peer, [refused])
         return True
 

@@ -16,6 +16,7 @@ import structlog
 import zmq
 
 from starspec.errors import LinkError, PeerProtocolError
+from starspec.log_limit import LogLimit
 from starspec.policy.backoff import Backoff
 from starspec.policy.peer_limits import Allowance
 from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
@@ -83,6 +84,7 @@ class ZmqTarget:
         self._endpoint = endpoint
         self._hello = hello
         self._clock = clock
+        self._log_limit = LogLimit(clock)
         self._socket_factory = SocketFactory(keys) if sockets is None else sockets
         self._public_decoder: Decoder[Welcome | Refused | HubStatus | Fault] = Decoder(
             HubPublicReply, max_frame_bytes=MAX_PUBLIC_ANSWER_BYTES
@@ -302,7 +304,9 @@ class ZmqTarget:
             self.num_connects += 1
             self._backoff.note_success(self._clock())
             self._breach_backoff.note_success(self._clock())
-            log.info("hub found", hub=self._endpoint, draft=self._terms.draft_name if self._terms else None)
+            if (num_left_out := self._log_limit.admit("found")) is not None:
+                draft = self._terms.draft_name if self._terms else None
+                log.info("hub found", hub=self._endpoint, draft=draft, num_left_out=num_left_out)
 
     def _lose(self, problem: str, now: float, wait_s: float = 0.0) -> None:
         """Drop the link and start again with Hello, `wait_s` from now; later if links fail again and again."""
@@ -321,8 +325,9 @@ class ZmqTarget:
 
     def _complain(self, problem: str) -> None:
         """Log a problem once, and remember it as the reason why there is no hub."""
-        if problem != self._logged_problem:
-            log.warning("no hub: decoding goes on without it", hub=self._endpoint, problem=problem)
+        if problem != self._logged_problem and (num_left_out := self._log_limit.admit("lost")) is not None:
+            event = "no hub: decoding goes on without it"
+            log.warning(event, hub=self._endpoint, problem=problem, num_left_out=num_left_out)
         self.problem = self._logged_problem = problem
 
     def _close_sockets(self, linger_ms: int) -> None:
