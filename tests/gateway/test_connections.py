@@ -120,6 +120,68 @@ async def test_a_body_that_nobody_waits_for_does_not_keep_the_connection(start_g
     assert (await client.rest_while_dribbling()).startswith(b"HTTP/1.1 200 ")
 
 
+async def test_answers_of_a_connection_itself_are_counted_and_audited(start_gateway: Any, tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    gateway = await start_gateway(receive_timeout_s=0.2, audit_log=str(file))
+    for data in (GET[:10], post("/v1/completions", {"prompt": "secret"})[:-5], b"nonsense\r\n\r\n"):
+        client = await Client.connect(gateway.url)
+        await client.send(data)
+        assert await client.rest()
+    metrics = (await gateway.http.get("/metrics")).text
+    for route, status in (("none", "408"), ("/v1/completions", "408"), ("none", "400")):
+        assert f'starspec_gateway_requests_total{{route="{route}",status="{status}"}} 1.0' in metrics
+    assert 'status="499"' not in metrics
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {each["process"] for each in lines} == {"gateway"}
+    told = [(each["event"], each.get("route"), each.get("status")) for each in lines]
+    assert told.count(("connection_refused", None, 408)) == 1
+    assert told.count(("connection_refused", None, 400)) == 1
+    assert told.count(("request_refused", "/v1/completions", 408)) == 1
+    assert sum(event == "client_connected" for event, _, _ in told) >= 4
+    assert "secret" not in file.read_text()
+
+
+async def test_a_newcomer_without_a_place_is_counted_and_audited(start_gateway: Any, tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    gateway = await start_gateway(max_connections=2, audit_log=str(file))
+    gateway.target.script = None
+    clients = [await Client.connect(gateway.url) for _ in range(2)]
+    for client in clients:
+        await client.send(post("/v1/completions", {"prompt": "a"}))
+    await gateway.target.until(lambda: len(gateway.target.open) == 2)
+    assert b"503" in await (await Client.connect(gateway.url)).rest()
+    for client in clients:
+        client.writer.close()
+    await gateway.target.until(lambda: not gateway.target.open)
+    assert 'route="none",status="503"} 1.0' in (await gateway.http.get("/metrics")).text
+    refused = [json.loads(line) for line in file.read_text().splitlines() if "connection_refused" in line]
+    assert [(each["client"], each["status"]) for each in refused] == [("127.0.0.1", 503)]
+
+
+async def test_the_audit_log_tells_of_targets_and_refused_requests_and_never_of_text(
+    start_gateway: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "audit.jsonl"
+    gateway = await start_gateway(api_key="k", audit_log=str(file), max_body_bytes=1000)
+    assert (await gateway.post("/v1/completions", prompt="secret")).status_code == 200
+    assert (await gateway.post("/v1/completions", prompt="secret", secret="secret")).status_code == 400
+    assert (await gateway.post("/v1/completions", prompt="secret" * 1000)).status_code == 413
+    gateway.http.headers["Authorization"] = "Bearer secret"
+    assert (await gateway.post("/secret", prompt="secret")).status_code == 401
+    gateway.target.lose()
+    await gateway.healthy(0)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    told = [(each["event"], each.get("route"), each.get("status")) for each in lines if "refused" in each["event"]]
+    assert told == [
+        ("request_refused", "/v1/completions", 400),
+        ("request_refused", "/v1/completions", 413),
+        ("request_refused", "other", 401),
+    ]
+    of_target = [(each["event"], each["target"]) for each in lines if each["event"].startswith("target_")]
+    assert of_target == [("target_connected", "t0"), ("target_lost", "t0")]
+    assert "secret" not in file.read_text()
+
+
 async def test_idle_connections_make_room_for_one_with_a_request(start_gateway: Any) -> None:
     gateway = await start_gateway(max_connections=4)
     idle = [await Client.connect(gateway.url) for _ in range(12)]

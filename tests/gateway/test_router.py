@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,9 @@ from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.routed_target import ASK_INTERVAL_S, PAUSE_S, QUIET_S, SILENCE_S, UNREACHED_S, TargetHealth
 from starspec.gateway.router import Router
 from starspec.ids import RequestId
+from starspec.log_limit import LINES
 from starspec.sampling.spec import SamplingSpec
-from starspec.wire.messages import PROTOCOL_VERSION, Ask, EngineOutput, Rejected, RequestSpec
+from starspec.wire.messages import PROTOCOL_VERSION, Ask, EngineOutput, Refused, Rejected, RequestSpec
 
 SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=SamplingSpec())
 
@@ -336,6 +338,33 @@ async def test_a_target_that_loads_for_long_is_starting_and_no_alarm(targets: li
             clock.now_s += ASK_INTERVAL_S
             routed.check()
     assert (routed.state, routed.can_answer, logs) == (TargetHealth.STARTING, False, [])
+
+
+async def test_a_target_whose_reasons_and_states_alternate_does_not_fill_the_log(targets: list[Any]) -> None:
+    async with Router(targets[:1], Clock()) as router:
+        await connected(router, 1)
+        (routed,) = router.targets
+        with capture_logs() as logs:
+            for number in range(3 * LINES):
+                targets[0].lose()
+                targets[0].restore()
+                await until(lambda: routed.status is None)
+                targets[0]._outbox.put_nowait(Refused("version", f"reason {number}"))
+                targets[0].send(Ask(PROTOCOL_VERSION))
+                await until(lambda: routed.status is not None)
+        counts = Counter(each["event"] for each in logs)
+        assert counts.pop("target connected") == LINES - 1  # the first was before
+        assert counts == {"target lost": LINES, "a target refuses this gateway": LINES}
+
+
+async def test_requests_that_move_do_not_fill_the_log(targets: list[Any]) -> None:
+    targets[0].refusal = Rejected(RequestId(""), "the queue is full", None, 503)
+    async with Router(targets[:2], Clock()) as router:
+        await connected(router, 2)
+        with capture_logs() as logs:
+            async with Generation(router, streamed(6 * LINES), "r"):
+                await until(lambda: len(targets[1].open) == 6 * LINES)
+        assert [each["event"] for each in logs] == ["a request goes to another target"] * LINES
 
 
 async def test_a_target_that_hangs_is_lost(targets: list[Any]) -> None:

@@ -51,6 +51,14 @@ def test_a_star_is_a_hub_its_targets_and_a_gateway() -> None:
     assert list(specs(star())) == ["hub", "target-0", "target-1", "gateway"]
 
 
+def test_all_processes_write_one_audit_log_also_without_a_draft() -> None:
+    audited = {"target": TargetConfig(audit_log="a"), "hub": HubConfig(audit_log="a")}
+    children = specs(star(**audited))
+    logs = [told(children["hub"]).hub.audit_log, told(children["target-1"]).target.audit_log]
+    assert [*logs, told(children["gateway"]).gateway.audit_log] == ["a"] * 3
+    assert told(specs(star(**audited, speculative=None))["gateway"]).gateway.audit_log == "a"
+
+
 def test_a_process_list_shows_what_a_child_is_and_no_secret() -> None:
     children = specs(star(gateway=GatewayConfig(api_key="secret")))
     assert [spec.command[3:] for spec in children.values()] == [

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from starspec.config.checks import check_words
-from starspec.config.network import LOOPBACK, Insecure, Keys, ShutdownTimeout
+from starspec.config.network import LOOPBACK, AuditLogFile, Insecure, Keys, ShutdownTimeout
 from starspec.config.option import A_MODEL, LIMITS, MODELS, NETWORK, NONE_GIVEN, Option
 from starspec.errors import ConfigError
 
@@ -52,6 +52,7 @@ class GatewayConfig:
     ] = "auto"
     keys: Keys = None
     insecure: Insecure = False
+    audit_log: AuditLogFile = None
     max_body_bytes: Annotated[int, Option("Longest request body, in bytes.", LIMITS, least=1)] = 4 * 1024 * 1024
     keep_alive_s: Annotated[
         float, Option("Seconds after which a silent stream gets a comment.", LIMITS, ("--keep-alive",), least=0.1)

@@ -23,7 +23,7 @@ Insecure = Annotated[bool, Option("Allow addresses that are not loopback without
 AuditLogFile = Annotated[
     str | None,
     Option(
-        "Append connects, opens and refusals to this file, as JSON lines without any text of requests.",
+        "Append connects, requests and refusals to this file, as JSON lines without any text of requests.",
         NETWORK,
         ("--audit-log",),
         shown=NONE_GIVEN,

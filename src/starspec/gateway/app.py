@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from starspec import __version__
+from starspec.audit import AuditLog
 from starspec.config import GatewayConfig
 from starspec.errors import CapacityError, RequestError, StarspecError
 from starspec.gateway.background import run_forever
@@ -26,11 +27,11 @@ from starspec.gateway.formats import ChatFormat, CompletionFormat, ReplyBuilder,
 from starspec.gateway.generation import Generation
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.health import HealthRoutes
-from starspec.gateway.http_errors import http_error_of
+from starspec.gateway.http_errors import CLIENT_LEFT, http_error_of
 from starspec.gateway.hub_status import HubStatusPoller
 from starspec.gateway.metrics import GatewayMetrics, MetricsMiddleware, RequestTimer
 from starspec.gateway.prompts import PromptCodec
-from starspec.gateway.request_body import CLIENT_LEFT, JsonRoute, readers
+from starspec.gateway.request_body import JsonRoute, readers
 from starspec.gateway.request_checks import ApiKeyMiddleware, BodyLimitMiddleware, FramingMiddleware
 from starspec.gateway.retry_after import RetryAfter
 from starspec.gateway.router import Router
@@ -215,9 +216,8 @@ async def _json_unless_left(work: Coroutine[Any, Any, bytes], request: Request) 
     return Response(body, media_type="application/json")
 
 
-def build_app(services: Services) -> FastAPI:
+def build_app(services: Services, metrics: GatewayMetrics, audit: AuditLog) -> FastAPI:
     """The ASGI application; its lifespan runs the router."""
-    metrics = GatewayMetrics(services.snapshot)
     retry_after = RetryAfter(services.num_waiting, services.clock)
     app = FastAPI(title="starspec", version=__version__, lifespan=_lifespan(services), docs_url=None, redoc_url=None)
     _add_routes(app, Routes(services, metrics, retry_after), readers(services.codec.workers))
@@ -227,7 +227,9 @@ def build_app(services: Services) -> FastAPI:
         app.add_middleware(ApiKeyMiddleware, api_key=services.config.api_key)
     app.add_middleware(DrainMiddleware, drain=services.drain)
     app.add_middleware(FramingMiddleware)
-    app.add_middleware(MetricsMiddleware, metrics=metrics)  # added last = outermost, so it counts refused requests too
+    app.add_middleware(
+        MetricsMiddleware, metrics=metrics, audit=audit
+    )  # added last = outermost, so it counts refused requests too
     return app
 
 

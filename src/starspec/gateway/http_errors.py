@@ -16,6 +16,7 @@ from starspec.errors import CapacityError, LinkError, RequestError, RequestTimed
 from starspec.log_limit import LogLimit
 from starspec.quoting import shortened
 
+CLIENT_LEFT: Final = 499  # no client sees it; it makes disconnects visible in the counters
 MAX_MESSAGE: Final = 1000  # characters of an error in all
 RETRY_AFTER_LOST_S: Final = 1.0  # a supervisor restarts a target within seconds
 TYPES: Final = {

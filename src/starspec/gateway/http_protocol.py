@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +21,9 @@ import h11
 import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from starspec.audit import AuditLog
 from starspec.gateway.http_errors import HttpError
+from starspec.gateway.metrics import REFUSED_AS
 from starspec.log_limit import LogLimit
 
 PIECE_BYTES: Final = 4 * 1024  # parsed at once; at worst 700 chunks of one byte, or a quarter of the longest head
@@ -47,10 +50,11 @@ class ConnectionTable:
     newcomer gets 503.
     """
 
-    def __init__(self, max_all: int, max_per_address: int, log_limit: LogLimit) -> None:
+    def __init__(self, max_all: int, max_per_address: int, log_limit: LogLimit, audit: AuditLog | None = None) -> None:
         self._max_all = max_all
         self._max_per_address = max_per_address
         self._log_limit = log_limit
+        self._audit = audit or AuditLog.off()
         self._address_of: dict[GatewayProtocol, str] = {}
         self._num_at: Counter[str] = Counter()
         self._idle: dict[GatewayProtocol, None] = {}  # the one idle for longest is the first
@@ -72,6 +76,7 @@ class ConnectionTable:
         self._address_of[connection] = address
         self._num_at[address] += 1
         self._idle[connection] = None
+        self._audit.note("client_connected", client=address)
         return True
 
     def release(self, connection: GatewayProtocol) -> None:
@@ -109,6 +114,10 @@ class ConnectionTable:
             )
 
 
+NoteRefusal = Callable[[str, HttpError], None]
+"""Called with a client's address when its connection is answered with an error before there is a request."""
+
+
 class Phase(enum.Enum):
     """What a connection waits for."""
 
@@ -126,13 +135,15 @@ class GatewayProtocol(H11Protocol):
     Args:
         table: where it has its place.
         timeouts: how long it waits.
+        note_refusal: told of errors that nobody else counts.
         uvicorn: arguments of uvicorn's own protocol.
     """
 
-    def __init__(self, table: ConnectionTable, timeouts: Timeouts, **uvicorn: Any) -> None:
+    def __init__(self, table: ConnectionTable, timeouts: Timeouts, note_refusal: NoteRefusal, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._table = table
         self._timeouts = timeouts
+        self._note_refusal = note_refusal
         self._phase = Phase.CLOSED
         self._deadline: asyncio.TimerHandle | None = None
         self._unread_deadline: asyncio.TimerHandle | None = None
@@ -202,6 +213,11 @@ class GatewayProtocol(H11Protocol):
             self.transport.close()
         else:
             self._is_refused = True
+            if self.cycle is not None and not self.cycle.response_complete:
+                request: dict[str, Any] = self.cycle.scope  # type: ignore[assignment]  # a TypedDict has no keys of ours
+                request[REFUSED_AS] = error.status  # the application counts it
+            else:
+                self._note_refusal(self.client[0] if self.client else "", error)
             self.flow.resume_reading()
             response = error.response()
             headers = [*response.raw_headers, (b"connection", b"close")]

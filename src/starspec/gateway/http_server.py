@@ -24,7 +24,7 @@ import uvicorn
 from starspec.errors import ConfigError
 from starspec.gateway.background import run_forever
 from starspec.gateway.drain import Drain
-from starspec.gateway.http_protocol import ConnectionTable, GatewayProtocol, Timeouts
+from starspec.gateway.http_protocol import ConnectionTable, GatewayProtocol, NoteRefusal, Timeouts
 from starspec.log_limit import LogLimit
 
 ACCEPT_PAUSE_S: Final = 0.2  # after a failure to accept; the kernel keeps those who wait
@@ -43,13 +43,20 @@ class DrainingServer(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, drain: Drain, table: ConnectionTable, timeouts: Timeouts, log_limit: LogLimit
+        self,
+        config: uvicorn.Config,
+        drain: Drain,
+        table: ConnectionTable,
+        timeouts: Timeouts,
+        log_limit: LogLimit,
+        note_refusal: NoteRefusal,
     ) -> None:
         super().__init__(config)
         self._drain = drain
         self._table = table
         self._timeouts = timeouts
         self._log_limit = log_limit
+        self._note_refusal = note_refusal
         self._accepting: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -85,6 +92,7 @@ class DrainingServer(uvicorn.Server):
         return GatewayProtocol(
             self._table,
             self._timeouts,
+            self._note_refusal,
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,

@@ -12,6 +12,7 @@ import zmq
 import zmq.asyncio
 
 from starspec.errors import LinkError, PeerLost, PeerProtocolError
+from starspec.log_limit import LogLimit
 from starspec.stats import HubState
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
@@ -85,6 +86,7 @@ class HubStatusPoller:
     def __init__(self, fetch: FetchHubStatus, clock: Callable[[], float] = time.monotonic) -> None:
         self._fetch = fetch
         self._clock = clock
+        self._log_limit = LogLimit(clock)
         self._since_s = clock()
         self.status: HubStatus | None = None
         self.state: HubState = "connecting"
@@ -106,7 +108,8 @@ class HubStatusPoller:
             self.status = await self._fetch()
         except LinkError as error:
             if self.status is not None:
-                log.warning("the hub does not answer", why=str(error))
+                if (num_left_out := self._log_limit.admit()) is not None:
+                    log.warning("the hub does not answer", why=str(error), num_left_out=num_left_out)
                 self._enter("lost")
             self.status = None
         else:

@@ -8,6 +8,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from starspec.audit import AuditLog
+from starspec.gateway.http_errors import CLIENT_LEFT, HttpError
 from starspec.observe.metrics import PREFIX, StatusCollector, StatusSnapshot
 
 LATENCY_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
@@ -15,6 +17,16 @@ COUNTED_ROUTES: Final = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"}
     | {"/health", "/health/ready", "/ping", "/metrics"}
 )
+
+
+UNAUDITED_ROUTES: Final = frozenset({"/health", "/health/ready", "/ping"})  # asked every second, until it is ready
+REFUSED_AS: Final = "starspec.refused_as"  # in a request's scope: the status, if its connection answered it
+NO_ROUTE: Final = "none"  # of a request whose head never came
+
+
+def route_of(path: str) -> str:
+    """A path as a metric's label: clients invent paths without end."""
+    return path if path in COUNTED_ROUTES else "other"
 
 
 class GatewayMetrics:
@@ -50,12 +62,17 @@ class GatewayMetrics:
             registry=self.registry,
         )
 
+    def refuse(self, error: HttpError) -> None:
+        """A connection answered with an error before there was a request."""
+        self.requests.labels(NO_ROUTE, str(error.status)).inc()
+
 
 class MetricsMiddleware:
-    """ASGI middleware that counts requests by route and status."""
+    """ASGI middleware that counts requests by route and status, and audits those that are refused."""
 
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, audit: AuditLog) -> None:
         self._app = app
+        self._audit = audit
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,7 +87,7 @@ class MetricsMiddleware:
                 status = str(message["status"])
             await send(message)
 
-        route = scope["path"] if scope["path"] in COUNTED_ROUTES else "other"
+        route = route_of(scope["path"])
         with self._metrics.in_flight.track_inprogress():
             try:
                 await self._app(scope, receive, tracking_send)
@@ -78,7 +95,15 @@ class MetricsMiddleware:
                 status = "500" if status == "none" else status  # an outer layer makes the response
                 raise
             finally:
+                status = str(scope.get(REFUSED_AS, status))
                 self._metrics.requests.labels(route, status).inc()
+                self._note_refusal(scope, route, status)
+
+    def _note_refusal(self, scope: Scope, route: str, status: str) -> None:
+        is_refusal = status.isdecimal() and int(status) >= 400 and int(status) != CLIENT_LEFT
+        if is_refusal and route not in UNAUDITED_ROUTES:
+            client = (scope.get("client") or ("",))[0]
+            self._audit.note("request_refused", client=client, route=route, status=int(status))
 
 
 class RequestTimer:

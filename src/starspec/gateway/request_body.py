@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from starspec.errors import RequestError
+from starspec.gateway.http_errors import CLIENT_LEFT
 from starspec.gateway.schema import Body
 from starspec.quoting import shortened
 
@@ -32,7 +33,6 @@ MAX_KEYS: Final = 256  # of the outermost object
 MAX_BACKSLASHES: Final = 2**20  # in strings: the C parser stops at each, and a megabyte of them takes 20 ms
 SMALL_BYTES: Final = 16 * 1024  # read at once, on the event loop, in a few milliseconds at worst
 FEW_VALUES: Final = 2**13  # parsed in C in a few milliseconds at worst
-CLIENT_LEFT: Final = 499  # no client sees it; it makes disconnects visible in the counters
 
 T = TypeVar("T", bound=Body)
 

@@ -7,13 +7,15 @@ import enum
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol, assert_never
+from typing import Final, Literal, Protocol, assert_never
 
 import structlog
 
+from starspec.audit import AuditLog
 from starspec.errors import CapacityError, LocalProtocolError, OurBug, PeerLost, RequestError, StarspecError
 from starspec.gateway.background import Pace
 from starspec.ids import RequestId, TargetId
+from starspec.log_limit import LogLimit
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -101,9 +103,13 @@ class _OpenRequest:
 class RoutedTarget:
     """One target as this gateway sees it."""
 
-    def __init__(self, link: ServingLink, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, link: ServingLink, clock: Callable[[], float] = time.monotonic, audit: AuditLog | None = None
+    ) -> None:
         self._link = link
+        self._audit = audit or AuditLog.off()
         self._clock = clock
+        self._log_limit = LogLimit(clock)  # a target can cause every line here at will
         self._open: dict[RequestId, _OpenRequest] = {}
         self._num_others = 0  # requests of other gateways at the target
         self._heard_s = clock()
@@ -236,12 +242,14 @@ class RoutedTarget:
             case TargetStatus():
                 self._is_missed, self._is_stuck, self._refusal = False, False, ""
                 if self.status is None:
-                    log.info("target connected", target=message.target_id, endpoint=self.endpoint)
+                    self._log("info", "target connected", target=message.target_id)
+                    self._audit.note("target_connected", target=message.target_id, endpoint=self.endpoint)
                 self.status, self.name = message, message.target_id
                 self._num_others = max(0, message.num_running + message.num_waiting - len(self._open))
             case Refused(reason=reason):
                 if reason != self._refusal:
-                    log.warning("a target refuses this gateway", endpoint=self.endpoint, why=reason)
+                    self._log("warning", "a target refuses this gateway", why=reason)
+                    self._audit.note("refused_by_target", endpoint=self.endpoint, why=reason)
                 self._refusal = reason
             case Rejected(request_id=request_id) if request_id in self._open:
                 self._open.pop(request_id).sink(_refusal(message))
@@ -258,7 +266,8 @@ class RoutedTarget:
     def _lose(self, why: str) -> None:
         """Fail every open request. The target gets no requests until it sends its status again."""
         if self.status is not None:
-            log.warning("target lost", target=self.status.target_id, why=why, num_failed=len(self._open))
+            self._log("warning", "target lost", target=self.status.target_id, why=why, num_failed=len(self._open))
+            self._audit.note("target_lost", target=self.status.target_id, endpoint=self.endpoint, why=why)
         lost, self._open = self._open, {}
         self.status = None
         self._num_others = 0
@@ -274,9 +283,13 @@ class RoutedTarget:
         self._noted_state, self._state_since_s = state, self._clock()
         if state is TargetHealth.SILENT:
             event = "a target does not answer: it gets no requests until it does"
-            log.warning(event, target=self.name, endpoint=self.endpoint)
+            self._log("warning", event, target=self.name)
         elif before is TargetHealth.SILENT and state is not TargetHealth.UNREACHABLE:
-            log.warning("a target answers again", target=self.name, endpoint=self.endpoint, state=str(state))
+            self._log("warning", "a target answers again", target=self.name, state=str(state))
+
+    def _log(self, level: Literal["info", "warning"], event: str, **fields: str | int | None) -> None:
+        if (num_left_out := self._log_limit.admit(event)) is not None:
+            getattr(log, level)(event, endpoint=self.endpoint, num_left_out=num_left_out, **fields)
 
 
 def _refusal(rejected: Rejected) -> StarspecError:

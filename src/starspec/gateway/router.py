@@ -16,10 +16,12 @@ from typing import Final, Self
 
 import msgspec
 
+from starspec.audit import AuditLog
 from starspec.errors import CapacityError
 from starspec.gateway.background import run_forever
 from starspec.gateway.routed_target import RoutedTarget, ServingLink, TargetHealth
 from starspec.ids import TargetId
+from starspec.log_limit import LogLimit
 from starspec.wire.messages import TargetStatus
 
 RELIEF_INTERVAL_S: Final = 0.25  # between two looks for silent targets, whose waiting requests go elsewhere
@@ -28,8 +30,14 @@ RELIEF_INTERVAL_S: Final = 0.25  # between two looks for silent targets, whose w
 class Router:
     """All targets of this gateway. An async context manager, which runs the tasks of the targets."""
 
-    def __init__(self, links: Sequence[ServingLink], clock: Callable[[], float] = time.monotonic) -> None:
-        self.targets = tuple(RoutedTarget(link, clock) for link in links)
+    def __init__(
+        self,
+        links: Sequence[ServingLink],
+        clock: Callable[[], float] = time.monotonic,
+        audit: AuditLog | None = None,
+    ) -> None:
+        self.targets = tuple(RoutedTarget(link, clock, audit) for link in links)
+        self.log_limit = LogLimit(clock)  # of what requests cause
         self._num_assigned = 0
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -12,13 +12,16 @@ from typing import Final
 import structlog
 import uvicorn
 
+from starspec.audit import AuditLog
 from starspec.config import GatewayConfig
 from starspec.gateway.app import Services, build_app
 from starspec.gateway.connections import Connect, Connections, zmq_connections
 from starspec.gateway.drain import Drain
+from starspec.gateway.http_errors import HttpError
 from starspec.gateway.http_protocol import MAX_HEAD_BYTES, ConnectionTable, Timeouts
 from starspec.gateway.http_server import DrainingServer, affordable_connections, listen, redirect_uvicorn_log
 from starspec.gateway.hub_status import HubStatusPoller
+from starspec.gateway.metrics import GatewayMetrics
 from starspec.gateway.router import Router
 from starspec.gateway.served_model import load_served_model
 from starspec.gateway.translate import Translator
@@ -36,8 +39,8 @@ class GatewayServer:
         config: where to listen, what to reach, and which model's tokenizer to use.
         connect: makes the connections; None = over ZeroMQ to `config.targets` and `config.hub`.
         clock: seconds, monotonic.
-    Raises: ConfigError if the port is taken, if an address is malformed, or if an address needs keys and there are
-        none. ModelError if the tokenizer cannot be loaded.
+    Raises: ConfigError if the port is taken, if an address is malformed, if the audit log cannot be written, or if an
+        address needs keys and there are none. ModelError if the tokenizer cannot be loaded.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class GatewayServer:
         self._config = config
         self._clock = clock
         self._connect = connect if connect is not None else zmq_connections(config)
+        self._audit = AuditLog(config.audit_log, "gateway")
         self._model = load_served_model(config)
         self._socket = listen(config.host, config.port)
         self._drain = Drain(config.shutdown_timeout_s, clock)
@@ -80,6 +84,7 @@ class GatewayServer:
             await server.serve(sockets=[self._socket])
         finally:
             connections.close()
+            self._audit.close()
 
     def stop(self) -> None:
         """Refuse new requests and let the answers in flight end. A second call cancels them.
@@ -91,24 +96,33 @@ class GatewayServer:
     def close(self) -> None:
         """Free the port of a server that never ran."""
         self._socket.close()
+        self._audit.close()
 
     def _make_uvicorn(self, connections: Connections) -> DrainingServer:
         services = Services(
             config=self._config,
             identity=self._model.identity,
-            router=Router(connections.links, self._clock),
+            router=Router(connections.links, self._clock, self._audit),
             codec=self._model.codec,
             translator=Translator(self._model.codec, self._model.defaults),
             drain=self._drain,
             clock=self._clock,
             hub=HubStatusPoller(fetch, self._clock) if (fetch := connections.fetch_hub_status) is not None else None,
         )
-        log_limit = LogLimit(self._clock)
+        metrics, log_limit = GatewayMetrics(services.snapshot), LogLimit(self._clock)
+
+        def note_refusal(client: str, error: HttpError) -> None:
+            metrics.refuse(error)
+            self._audit.note("connection_refused", client=client, status=error.status, why=error.message)
+
         table = ConnectionTable(
-            affordable_connections(self._config.max_connections), self._config.max_connections_per_address, log_limit
+            affordable_connections(self._config.max_connections),
+            self._config.max_connections_per_address,
+            log_limit,
+            self._audit,
         )
         config = uvicorn.Config(
-            build_app(services),
+            build_app(services, metrics, self._audit),
             lifespan="on",
             ws="none",
             access_log=False,
@@ -120,4 +134,4 @@ class GatewayServer:
         )
         redirect_uvicorn_log(log_limit)  # after uvicorn.Config, which sets levels of its own
         timeouts = Timeouts(self._config.idle_timeout_s, self._config.receive_timeout_s)
-        return DrainingServer(config, self._drain, table, timeouts, log_limit)
+        return DrainingServer(config, self._drain, table, timeouts, log_limit, note_refusal)

@@ -51,7 +51,8 @@ class StarConfig:
     def __post_init__(self) -> None:
         if self.num_targets < 1:
             raise ConfigError(f"a star needs at least one target, got {self.num_targets}")
-        if self.speculative is None and (self.hub != HubConfig() or self.draft.kv_budget_bytes is not None):
+        hub = replace(self.hub, audit_log=None)  # which all processes have
+        if self.speculative is None and (hub != HubConfig() or self.draft.kv_budget_bytes is not None):
             raise ConfigError("options of the draft server need one: give --draft MODEL, or --spec-method ngram")
         if self.speculative is not None:
             _check_speculative(self.speculative)
@@ -149,6 +150,7 @@ def _gateway(star: StarConfig, ports: StarPorts, environment: dict[str, str]) ->
         star.gateway,
         port=ports.gateway,
         model=star.model.model,
+        audit_log=star.target.audit_log,
         targets=ports.target_endpoints,
         hub=None if star.speculative is None else ports.hub_endpoint,
         shutdown_timeout_s=max(0.0, star.drain_s - LAST_WORDS_S),
