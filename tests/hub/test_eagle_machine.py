@@ -369,5 +369,5 @@ STATISTICS: list[int] = []
 
 def test_every_tag_lives_as_if_it_were_alone() -> None:
     STATISTICS.clear()
-    run_state_machine_as_test(Life, settings=settings(max_examples=300, stateful_step_count=20, deadline=None))
+    run_state_machine_as_test(Life, settings=settings(max_examples=180, stateful_step_count=20, deadline=None))
     assert sum(STATISTICS) > 2 * len(STATISTICS), "the lives are dull"

@@ -592,17 +592,17 @@ class LifeOfLikeBeginnings(Life):
             self.texts.append(list(self.tags[name][message.tag].token_ids))
 
 
-MIN_SEEDS, NUM_STEPS = 2_300, 30
+MIN_SEEDS, NUM_STEPS = 1_300, 30
 LIVES: dict[type[Life], int] = {
-    Life: 400,
-    LifeAlongTheChain: 300,
-    LifeOfOutcomes: 500,
-    LifeOfTrials: 200,
-    LifeInTurns: 150,
-    LifeWithEarlyProposals: 150,
-    LifeWithAdmission: 150,
-    LifeWithForetoldAdmission: 150,
-    LifeOfLikeBeginnings: 300,
+    Life: 200,
+    LifeAlongTheChain: 200,
+    LifeOfOutcomes: 300,
+    LifeOfTrials: 120,
+    LifeInTurns: 100,
+    LifeWithEarlyProposals: 100,
+    LifeWithAdmission: 100,
+    LifeWithForetoldAdmission: 100,
+    LifeOfLikeBeginnings: 180,
 }
 
 

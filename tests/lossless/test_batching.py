@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from starspec.bench.claims import NUM_DRAFT_TOKENS
 from starspec.bench.lossless import Contender, PlainAnswers, compare_with_plain
 from starspec.bench.random_drafts import RandomDrafts
-from starspec.config import BatchingConfig, ModelConfig
+from starspec.config import BatchingConfig
 from starspec.harness.datasets import CONTINUED, own_prompts, spread
+from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.workbench import GREEDY, Sampling, Workbench
 
 pytestmark = pytest.mark.model
@@ -20,16 +20,17 @@ MAX_TOKENS = 5
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.7)], ids=lambda sampling: sampling.name)
-def test_every_way_of_batching_gives_the_tokens_of_plain_decoding_alone(smollm2: Path, sampling: Sampling) -> None:
-    bench = Workbench(ModelConfig(model=str(smollm2), dtype="float32", num_rows=16, max_model_len=128))
+def test_every_way_of_batching_gives_the_tokens_of_plain_decoding_alone(
+    float32_bench: Workbench, float32_known: KnownPrompts, sampling: Sampling
+) -> None:
     plain_answers = PlainAnswers()
-    drafts = RandomDrafts(bench.runner.info.vocab_size, NUM_DRAFT_TOKENS, seed=4, true_tokens=plain_answers)
+    drafts = RandomDrafts(float32_bench.runner.info.vocab_size, NUM_DRAFT_TOKENS, seed=4, true_tokens=plain_answers)
     contenders = [
         Contender("half-liar", batch_size, drafts, BatchingConfig(method=method, prompts="first"))  # type: ignore[arg-type]
         for method, batch_size in (("ragged", 16), ("eqspec", 8), ("exspec", 4), ("rollback", 3))
     ]
     rows = compare_with_plain(
-        bench, PROMPTS, [sampling], contenders, MAX_TOKENS, plain_answers=plain_answers, prefills_once=True
+        float32_bench, PROMPTS, [sampling], contenders, MAX_TOKENS, plain_answers=plain_answers, known=float32_known
     )
     for row in rows:
         assert (row.num_prompts, row.exact_match_rate, row.first_divergence) == (24, 1.0, None), row

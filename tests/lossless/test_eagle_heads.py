@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 import starspec
-from starspec.bench.claims import CHAIN, MAX_MODEL_LEN, NUM_ROWS, TREE
+from starspec.bench.claims import CHAIN, TREE
 from starspec.bench.lossless import Contender, compare_with_plain
-from starspec.config import ModelConfig
+from starspec.engine.drafts import Drafts
 from starspec.harness.datasets import own_prompts, spread
+from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.workbench import GREEDY, SAMPLED, Sampling, Workbench
+from starspec.local_star import LocalHub
+from starspec.policy.length.make import make_policy
+from starspec.stats import TargetStats
 
 # minutes each where a processor has no bf16 arithmetic and others use it
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
@@ -31,24 +35,24 @@ RANDOM_BATCHES = {GREEDY: [("tree", 8)], SAMPLED[1]: [("tree", 4)], SAMPLED[2]: 
 
 
 @pytest.fixture(scope="module")
-def bench(smollm2: Path) -> Workbench:
-    config = ModelConfig(model=str(smollm2), dtype="float32", num_rows=NUM_ROWS, max_model_len=MAX_MODEL_LEN)
-    return Workbench(config)
+def drafts(float32_bench: Workbench, random_head: Path) -> dict[tuple[str, str], Drafts]:
+    """(head, shape) -> its drafts. Both shapes share a hub."""
+    bench, made = float32_bench, dict[tuple[str, str], Drafts]()
+    for name, folder in (("random", random_head), ("shipped", SHIPPED)):
+        of_head = {shape: replace(each, method="eagle3", model=str(folder)) for shape, each in SHAPES.items()}
+        hub = LocalHub(bench.config, bench.runner.info, of_head["chain"], bench.tokenizer)
+        made |= {(name, shape): hub.drafts(make_policy(each), TargetStats()) for shape, each in of_head.items()}
+    return made
 
 
 @pytest.mark.parametrize("sampling", SHIPPED_BATCHES, ids=lambda each: each.name)
 def test_float32_says_what_plain_decoding_says_with_eagle_heads(
-    bench: Workbench, sampling: Sampling, random_head: Path
+    float32_bench: Workbench, sampling: Sampling, drafts: dict[tuple[str, str], Drafts], float32_known: KnownPrompts
 ) -> None:
-    drafts = {
-        (name, shape): bench.drafts(replace(SHAPES[shape], method="eagle3", model=str(folder)))
-        for name, folder in (("random", random_head), ("shipped", SHIPPED))
-        for shape in SHAPES
-    }
     batches = [("random", *each) for each in RANDOM_BATCHES[sampling]]
     batches += [("shipped", *each) for each in SHIPPED_BATCHES[sampling]]
     contenders = [Contender(name, size, drafts[name, shape]) for name, shape, size in batches]
-    rows = compare_with_plain(bench, PROMPTS, [sampling], contenders, 7)
+    rows = compare_with_plain(float32_bench, PROMPTS, [sampling], contenders, 7, known=float32_known)
     assert [row.first_divergence for row in rows] == [None] * len(contenders)
     assert all(row.num_identical == len(PROMPTS) for row in rows)
     assert max(row.acceptance_length for row in rows if row.contender == "random") < 1.1

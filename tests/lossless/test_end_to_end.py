@@ -20,7 +20,11 @@ from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.harness.datasets import CONTINUED, own_prompts, spread
 from starspec.harness.decode import Job, decode, make_engine
+from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.workbench import GREEDY, SAMPLED, Sampling, Workbench
+from starspec.local_star import LocalHub
+from starspec.policy.length.make import make_policy
+from starspec.stats import TargetStats
 
 # minutes each where a processor has no bf16 arithmetic and others use it
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
@@ -30,18 +34,19 @@ NEARLY_TIED = 1.0  # in logits of about 20, where a step of bfloat16 is 0.125
 
 
 class Subject:
-    """SmolLM2 in one dtype, and drafts of every kind for it."""
+    """SmolLM2 in one dtype, and drafts of every kind for it. Chain and tree share a hub."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
-        config = ModelConfig(model=str(folder), dtype=dtype, num_rows=NUM_ROWS, max_model_len=MAX_MODEL_LEN)
-        self.bench = Workbench(config)
+    def __init__(self, bench: Workbench, known: KnownPrompts) -> None:
+        self.bench = bench
         self.plain_answers = PlainAnswers()
-        vocab_size = self.bench.runner.info.vocab_size
+        self.known = known  # of sampled answers; for greedy ones each contender reads its prompts itself
+        vocab_size = bench.runner.info.vocab_size
+        hub = LocalHub(bench.config, bench.runner.info, replace(CHAIN, model=bench.config.model), bench.tokenizer)
         self.drafts: dict[str, Drafts] = {
             "off": NoDrafts(),
-            "ngram": self.bench.drafts(SpeculativeConfig(method="ngram", num_speculative_tokens=NUM_DRAFT_TOKENS)),
-            "int4 self": self.bench.drafts(replace(CHAIN, model=str(folder))),
-            "int4 tree": self.bench.drafts(replace(TREE, model=str(folder))),
+            "ngram": bench.drafts(SpeculativeConfig(method="ngram", num_speculative_tokens=NUM_DRAFT_TOKENS)),
+            "int4 self": hub.drafts(make_policy(CHAIN), TargetStats()),
+            "int4 tree": hub.drafts(make_policy(TREE), TargetStats()),
             "liar": RandomDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=1),
             "half-liar": RandomDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=2, true_tokens=self.plain_answers),
             "lying tree": RandomTrees(vocab_size, NUM_DRAFT_TOKENS, width=3, seed=3, true_tokens=self.plain_answers),
@@ -52,22 +57,36 @@ class Subject:
     ) -> list[LosslessRow]:
         rivals = [Contender(name, size, self.drafts[name]) for name, size in contenders]
         return compare_with_plain(
-            self.bench, PROMPTS, [sampling], rivals, max_tokens, reference=reference, plain_answers=self.plain_answers
+            self.bench,
+            PROMPTS,
+            [sampling],
+            rivals,
+            max_tokens,
+            reference=reference,
+            plain_answers=self.plain_answers,
+            known=self.known if sampling.temperature else None,
         )
 
 
 @pytest.fixture(scope="module")
-def float32(smollm2: Path) -> Subject:
-    return Subject(smollm2, "float32")
+def float32(float32_bench: Workbench, float32_known: KnownPrompts) -> Subject:
+    return Subject(float32_bench, float32_known)
 
 
 @pytest.fixture(scope="module")
 def bfloat16(smollm2: Path) -> Subject:
-    return Subject(smollm2, "bfloat16")
+    config = ModelConfig(model=str(smollm2), dtype="bfloat16", num_rows=NUM_ROWS, max_model_len=MAX_MODEL_LEN)
+    return Subject(Workbench(config), KnownPrompts())
 
 
-def test_greedy_float32_says_what_transformers_says_alone_and_in_batches(float32: Subject, smollm2: Path) -> None:
-    oracle = TransformersBaseline(str(smollm2), "float32", float32.bench.runner.info.eos_token_ids)
+@pytest.fixture(scope="module")
+def oracle(smollm2: Path, float32: Subject) -> TransformersBaseline:
+    return TransformersBaseline(str(smollm2), "float32", float32.bench.runner.info.eos_token_ids)
+
+
+def test_greedy_float32_says_what_transformers_says_alone_and_in_batches(
+    float32: Subject, oracle: TransformersBaseline
+) -> None:
     contenders = [("int4 self", 1), ("half-liar", 4), ("int4 tree", 4), ("lying tree", 8)]
     rows = float32.compare(GREEDY, contenders, 12, reference=oracle.answer_all)
     assert [row.first_divergence for row in rows] == [None] * (1 + len(contenders))
@@ -75,14 +94,15 @@ def test_greedy_float32_says_what_transformers_says_alone_and_in_batches(float32
     assert rows[1].acceptance_length > 3.0  # the draft was really at work
 
 
-def test_a_pad_id_that_is_also_eos_and_stands_inside_prompts_changes_nothing(float32: Subject, smollm2: Path) -> None:
+def test_a_pad_id_that_is_also_eos_and_stands_inside_prompts_changes_nothing(
+    float32: Subject, oracle: TransformersBaseline
+) -> None:
     bench, (eos, *_) = float32.bench, float32.bench.tokenizer.encode("<|im_end|>")
     assert bench.tokenizer.pad_token_id == bench.tokenizer.eos_token_id == eos in bench.runner.info.eos_token_ids
     words = [bench.tokenizer.encode(text) for text in ("Once upon a time", "The sea is", "One, two, three, four,")]
     prompts = [(eos, eos, *words[0]), (*words[1], eos, *words[2]), (*words[2],), (eos, *words[1])]  # ragged
     sampling = bench.sampling_spec(GREEDY, seed=0)
     jobs = [Job(f"prompt-{index}", tuple(prompt), sampling, 10) for index, prompt in enumerate(prompts)]
-    oracle = TransformersBaseline(str(smollm2), "float32", bench.runner.info.eos_token_ids)
     expected = [answer.token_ids for answer in oracle.answer_all(jobs)]
     for drafts in float32.drafts.values():
         engine = make_engine(bench.runner, bench.tokenizer, drafts)

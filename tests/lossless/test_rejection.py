@@ -114,7 +114,7 @@ def test_testing_candidates_by_the_rule_of_the_other_drawing_is_biased() -> None
 # ---------------------------------------------------------------- drawn, not integrated
 
 FALSE_ALARM = 1e-4  # of each chi-square below; seeds are fixed, so they pass always or never
-NUM_SEEDS = 6000
+NUM_SEEDS = 3000
 SAMPLING = {"temperature": 1.0}
 
 

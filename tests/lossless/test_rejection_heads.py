@@ -27,7 +27,7 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.propose_rejection import DrawnChildren
 
 FALSE_ALARM = 1e-4  # over the whole file (Bonferroni); seeds are fixed, so these tests pass always or never
-NUM_ANSWERS = 1200  # of each test
+NUM_ANSWERS = 1200  # of each test; 600 do not show a lie clearly
 NUM_TOKENS = 3
 PROMPT = (5, 17, 40, 3)
 TEMPERATURE = 0.8

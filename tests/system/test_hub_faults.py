@@ -32,8 +32,9 @@ PROMPTS = [
     "How does a bill become a law?",
     "Give me a recipe for a vegetable soup and explain each step.",
 ]
-NUM_TOKENS = 32
-MAX_ANSWERS = 5  # until drafts of a hub that has come are accepted
+NUM_TOKENS = 20
+NUM_BEGUN = 2  # pieces of each stream before something happens to the hub
+MAX_ANSWERS = 8  # until drafts of a hub that has come are accepted
 
 
 @dataclass
@@ -129,7 +130,7 @@ async def check_star(star: StarProcesses, num_streams: int = len(PROMPTS), away_
         await answer_all(client, plain, speculative=False)
 
         async def has_begun() -> bool:
-            return all(len(stream.moments) >= 4 for stream in streams)
+            return all(len(stream.moments) >= NUM_BEGUN for stream in streams)
 
         async def ask_until_drafts_are_accepted() -> None:
             """Soon, but on a busy machine not always within one answer."""

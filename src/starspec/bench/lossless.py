@@ -148,6 +148,7 @@ def compare_with_plain(
     reference: Reference | None = None,
     plain_answers: PlainAnswers | None = None,
     prefills_once: bool = False,
+    known: KnownPrompts | None = None,
     num_sharing: int = 1,
     first_turn: int = 0,
     advance: Advance = no_progress,
@@ -162,6 +163,8 @@ def compare_with_plain(
             reference, plain decoding is a row as well.
         plain_answers: gets every reference answer before the contenders run.
         prefills_once: each cache layout prefills a prompt once; other contenders copy the keys and values.
+        known: prompts of earlier comparisons that need not be prefilled again; those of this one are added. With it
+            `prefills_once` is not needed.
         num_sharing: size of the groups of neighbouring contenders that share the prompts. Each chunk goes to one
             contender of a group, the next chunk to the next one; groups start at different ones. Not with a reference.
         first_turn: which contender of a group gets the first chunk; different shards pass different numbers.
@@ -172,11 +175,11 @@ def compare_with_plain(
     rows = [*([] if reference is None else [Contender("off", 1)]), *contenders]
     comparing = _Comparing(bench, rows, reference, plain_answers, num_sharing, advance)
     for chunk, start in enumerate(range(0, len(prompts), CHUNK)):
-        known = KnownPrompts() if prefills_once else None
+        of_chunk = known or (KnownPrompts() if prefills_once else None)
         for number, sampling in enumerate(samplings):
             first_seed = number * SEEDS_APART + start
             jobs = _jobs(bench, prompts[start : start + CHUNK], sampling, max_tokens, first_seed)
-            comparing.add(number, jobs, first_turn + chunk, known)
+            comparing.add(number, jobs, first_turn + chunk, of_chunk)
     tallies = comparing.tallies
     return [_row(samplings[number].name, rows[index], tallies[number, index]) for number, index in sorted(tallies)]
 
