@@ -6,7 +6,7 @@ llm = LLM(model="path/to/target", speculative_config={"model": "path/to/draft", 
 for result in llm.generate(["Hello"], SamplingParams(temperature=0.0, max_tokens=32)):
     print(result.outputs[0].text)
 
-`from starspec import LLM` tells OpenMP to spin only briefly, by variables of this process (`openmp.py`), unless torch
+`from starspec import LLM` tells waiting OpenMP threads not to spin, by variables of this process (`openmp.py`), unless torch
 was imported before or the variables say something else.
 """
 

@@ -19,7 +19,7 @@ from starspec.config.option import NONE_GIVEN, SAMPLING
 from starspec.models.loading.locate import folder_name
 from starspec.models.loading.progress import listening, report
 from starspec.observe.progress import StageBar
-from starspec.openmp import unless_given
+from starspec.openmp import SLEEP_AT_ONCE, unless_given
 
 if TYPE_CHECKING:
     from starspec.llm import LLM
@@ -63,7 +63,7 @@ def generate(
     params = sampling.to_params()
     log_to_stderr("warning")
     text = sys.stdin.read() if prompt == "-" else prompt
-    os.environ.update(unless_given(os.environ))
+    os.environ.update(unless_given(os.environ, SLEEP_AT_ONCE))
     with StageBar("loading") as bar, listening(bar.show):
         report(folder_name(model.model))
         from starspec.llm import LLM  # noqa: PLC0415 (imports torch)
