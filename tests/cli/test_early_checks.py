@@ -3,11 +3,7 @@
 from pathlib import Path
 
 import pytest
-
-from tiny import VOCAB_SIZE, make_model
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
+from tiny import make_model, save_with_tokenizer
 
 from starspec.errors import ConfigError, VocabularyMismatch
 from starspec.llm import LLM
@@ -58,9 +54,7 @@ TOO_LARGE = {  # commands whose model's cache is larger than the memory; MODEL i
 def unreadable(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Folder of a model with a config and a tokenizer, and with a file in the place of its weights."""
     folder = tmp_path_factory.mktemp("models") / "unreadable"
-    make_model(max_position_embeddings=4096).config.save_pretrained(folder)
-    words = Tokenizer(WordLevel({f"w{index}": index for index in range(VOCAB_SIZE)}, unk_token="w1"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w0").save_pretrained(folder)
+    save_with_tokenizer(make_model(max_position_embeddings=4096), folder)
     (folder / "model.safetensors").write_bytes(b"these are not weights")
     return str(folder)
 
