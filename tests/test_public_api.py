@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import starspec
-from starspec.openmp import WAIT_BRIEFLY
+from starspec.openmp import SLEEP_AT_ONCE
 
 
 def test_the_public_names_are_these() -> None:
@@ -42,9 +42,10 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = starspec.Sampler
 
 
-def test_llm_tells_openmp_to_spin_briefly_unless_the_operator_said_how(monkeypatch) -> None:
-    for before, after in (({}, dict(WAIT_BRIEFLY)), ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"})):
+def test_llm_tells_openmp_not_to_spin_unless_the_operator_said_how(monkeypatch) -> None:
+    for before, after in (({}, dict(SLEEP_AT_ONCE)), ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"})):
         environ = dict(before)
         monkeypatch.setattr(starspec, "environ", environ)
         starspec.__getattr__("LLM")
         assert environ == after
+    assert SLEEP_AT_ONCE == {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}

@@ -10,7 +10,7 @@ from importlib import import_module
 from os import environ
 from typing import TYPE_CHECKING, Any
 
-from starspec.openmp import unless_given
+from starspec.openmp import SLEEP_AT_ONCE, unless_given
 
 if TYPE_CHECKING:
     from starspec.config import SpeculativeConfig
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'starspec' has no attribute '{name}'")
     if name == "LLM":
-        environ.update(unless_given(environ))  # before torch is imported, which reads it
+        environ.update(unless_given(environ, SLEEP_AT_ONCE))  # before torch is imported, which reads it
     value = globals()[name] = getattr(import_module(f"starspec.{_HOMES[name]}"), name)
     return value
 

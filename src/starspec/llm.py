@@ -6,8 +6,8 @@ llm = LLM(model="path/to/target", speculative_config={"model": "path/to/draft", 
 for result in llm.generate(["Hello"], SamplingParams(temperature=0.0, max_tokens=32)):
     print(result.outputs[0].text)
 
-`from starspec import LLM` tells OpenMP to spin only briefly, by variables of this process (`openmp.py`), unless torch
-was imported before or the variables say something else.
+`from starspec import LLM` tells waiting OpenMP threads not to spin, by variables of this process (`openmp.py`), unless
+torch was imported before or the variables say something else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from starspec.local_star import check_drafts, local_drafts
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.progress import listening
 from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat
-from starspec.observe.progress import StageBar
+from starspec.observe.progress import ProgressBar
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
 from starspec.stats import RequestStats, TargetStats
@@ -263,7 +263,7 @@ class LLM:
                 bar.show("answers", len(answers) - len(unfinished), len(answers))
 
         self._takers |= dict.fromkeys(answers, take)
-        bar = StageBar("generating", is_shown=is_shown)
+        bar = ProgressBar("generating", is_shown=is_shown)
         try:
             with bar:
                 while unfinished:
@@ -289,7 +289,7 @@ def _shown_loading(is_shown: bool) -> Iterator[None]:
     if not is_shown:
         yield
         return
-    with StageBar("loading") as bar, listening(bar.show):
+    with ProgressBar("loading") as bar, listening(bar.show):
         yield
 
 

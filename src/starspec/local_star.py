@@ -64,9 +64,11 @@ def check_drafts(target: ModelConfig, speculative: SpeculativeConfig | None, tok
         return
     draft = _resolved(target.model, speculative, tokenizer or load_tokenizer(target.model))
     model = _draft_model(target, draft)
+    if model is None:
+        return
     if draft.head is not None:
-        check_head(draft.head, target.model, speculative)
-    elif model is not None:
+        check_head(model, target.model, speculative)
+    else:
         check_loadable(model)
 
 

@@ -16,7 +16,16 @@ WAIT_BRIEFLY: Final = MappingProxyType(
     }
 )
 
+SLEEP_AT_ONCE: Final = MappingProxyType(
+    {
+        # for a process that is started on any machine, crowded or not: there the draft and the target take turns, so
+        # spinning gains little, and where other processes have work it takes twice the time (docs/measurements.md)
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "0",
+    }
+)
 
-def unless_given(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """WAIT_BRIEFLY; empty if the operator set one of its variables. torch reads the variables when it is loaded."""
-    return {} if WAIT_BRIEFLY.keys() & environ.keys() else WAIT_BRIEFLY
+
+def unless_given(environ: Mapping[str, str], wanted: Mapping[str, str] = WAIT_BRIEFLY) -> Mapping[str, str]:
+    """`wanted`; empty if the operator set one of its variables. torch reads the variables when it is loaded."""
+    return {} if wanted.keys() & environ.keys() else wanted

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from tiny import make_model, save_with_tokenizer
 
-from starspec.errors import VocabularyMismatch
+from starspec.errors import ConfigError, VocabularyMismatch
 from starspec.llm import LLM
 from starspec.models.synthetic.runner import SyntheticRunner
 from starspec.wire.keys import generate_keys
@@ -19,6 +20,7 @@ STRANGERS = {  # commands with a draft of another vocabulary
     "bench tree": ("bench", "tree", *PAIR),
     "bench batch": ("bench", "batch", *PAIR),
     "bench async": ("bench", "async", *PAIR),
+    "bench star": ("bench", "star", *PAIR),
     "bench faults": ("bench", "faults", *PAIR),
     "bench vllm": ("bench", "vllm", *PAIR),
     "bench certify": ("bench", "certify", "--model", TARGET, *PAIR, "--part", "pair"),
@@ -28,6 +30,33 @@ ADDRESSES = {
     "tcp://foo": "the hub is at 'tcp://foo', which is not of the form tcp://host:port",
     "tcp://10.0.0.1:7700": "the target would connect to the hub at 10.0.0.1 without keys",
 }
+
+
+TOO_LARGE = {  # commands whose model's cache is larger than the memory; MODEL is replaced
+    "generate": ("generate", "Hello", "--target", "MODEL"),
+    "verify": ("verify", "--target", "MODEL", "--spec-method", "ngram"),
+    "draft": ("draft", "--draft", "MODEL", "--port", "0"),
+    "target": ("target", "--target", "MODEL", "--port", "0"),
+    "doctor": ("doctor", "--target", "MODEL", "--draft", "MODEL"),
+    "bench pair": ("bench", "pair", "--target", "MODEL", "--draft", "MODEL"),
+    "bench tree": ("bench", "tree", "--target", "MODEL", "--draft", "MODEL"),
+    "bench batch": ("bench", "batch", "--target", "MODEL", "--draft", "MODEL"),
+    "bench async": ("bench", "async", "--target", "MODEL", "--draft", "MODEL"),
+    "bench star": ("bench", "star", "--target", "MODEL", "--draft", "MODEL"),
+    "bench faults": ("bench", "faults", "--target", "MODEL", "--draft", "MODEL"),
+    "bench vllm": ("bench", "vllm", "--target", "MODEL", "--draft", "MODEL"),
+    "bench warm": ("bench", "warm", "--draft", "MODEL"),
+    "bench certify": ("bench", "certify", "--model", "MODEL", "--part", "exact"),
+}
+
+
+@pytest.fixture(scope="session")
+def unreadable(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a model with a config and a tokenizer, and with a file in the place of its weights."""
+    folder = tmp_path_factory.mktemp("models") / "unreadable"
+    save_with_tokenizer(make_model(max_position_embeddings=4096), folder)
+    (folder / "model.safetensors").write_bytes(b"these are not weights")
+    return str(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -89,3 +118,21 @@ def test_weights_that_a_synthetic_draft_does_not_have_are_said_with_what_to_do(s
         "has no weights to quantize to int4: give quantization none, as with --draft-quantization none" in outcome.err
     )
     assert outcome.code == 2
+
+
+@pytest.mark.parametrize("words", TOO_LARGE.values(), ids=TOO_LARGE)
+def test_a_cache_larger_than_the_memory_is_refused_before_weights_are_read(
+    words, unreadable: str, starspec, monkeypatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr("starspec.cache.ragged.machine_bytes", lambda: 1)
+    outcome = starspec(*(unreadable if word == "MODEL" else word for word in words))
+    assert "more than this machine's memory of 1 bytes" in outcome.err
+    assert outcome.code == 2
+
+
+def test_the_offline_api_refuses_such_a_cache_too(unreadable: str, monkeypatch) -> None:
+    monkeypatch.setattr("starspec.cache.ragged.machine_bytes", lambda: 1)
+    for draft in (None, {"model": unreadable}):
+        with pytest.raises(ConfigError, match="this machine's memory"):
+            LLM(unreadable, speculative_config=draft)

@@ -1,8 +1,11 @@
 """`starspec generate`: text on stdout, statistics on stderr, the same text with every drafter."""
 
+import logging
+import os
 import re
 
 import pytest
+import structlog
 
 TARGET = "synthetic:vocab=128,step_ms=0,alpha=0.7"
 DRAFT = "synthetic:vocab=128,step_ms=0,alpha=0.7,role=draft"
@@ -47,3 +50,15 @@ def test_a_prompt_that_cannot_run_is_one_sentence(starspec) -> None:
     outcome = starspec(*ASK, "--max-model-len", "2")
     assert outcome.code == 1
     assert "context" in outcome.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("words", "shows_info"), [((), False), (("--log-level", "info"), True)])
+def test_what_is_logged_can_be_chosen(words, shows_info: bool, starspec) -> None:
+    assert starspec(*ASK, *words).code == 0
+    assert structlog.get_logger().is_enabled_for(logging.INFO) == shows_info
+
+
+def test_waiting_threads_do_not_spin(starspec, monkeypatch) -> None:
+    monkeypatch.setattr(os, "environ", environ := {"HOME": "/nowhere"})
+    assert starspec(*ASK).code == 0
+    assert environ["GOMP_SPINCOUNT"] == "0"

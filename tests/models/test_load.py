@@ -77,6 +77,18 @@ def test_pythia_is_a_decoder_whatever_its_config_says(tmp_path, save_with_tokeni
     assert decode_greedily(runner, prompt, 12) == generate(model, prompt, 12)
 
 
+@pytest.mark.parametrize("folder", ["llama", "gpt2"])
+def test_a_cache_that_does_not_fit_is_refused_before_weights_are_read(folder, request, monkeypatch):
+    folder = request.getfixturevalue(folder)
+    row = load(folder, num_rows=1).cache.num_bytes
+    (folder / "model.safetensors").write_bytes(b"these are not weights")
+    assert "holds no sequence" in refusal(folder, kv_budget_bytes=row - 1)
+    monkeypatch.setattr("starspec.cache.ragged.machine_bytes", lambda: 3 * row)
+    assert f"takes {4 * row} bytes, more than this machine's memory" in refusal(folder, num_rows=4)
+    with pytest.raises(ModelError):
+        load(folder, num_rows=3)
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_transposed_weights_are_quantized_too(tmp_path, save_with_tokenizer, quantization):
     """GPT-2 keeps its linears [in, out]."""

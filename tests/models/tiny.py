@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -48,6 +51,15 @@ def make_model(family="llama", dtype=torch.float32, **changes):
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     return model.to(dtype)
+
+
+def save_with_tokenizer(model, folder):
+    """Save a model as a folder that has a tokenizer too, whose end token is id 0. Returns: the folder."""
+    model.save_pretrained(folder)
+    words = {f"w{index}": index for index in range(model.config.vocab_size)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w1"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w0").save_pretrained(folder)
+    return folder
 
 
 def make_info(vocab_size=VOCAB_SIZE, max_model_len=MAX_LEN):

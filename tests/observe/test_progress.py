@@ -5,14 +5,14 @@ import io
 from rich.console import Console
 
 from starspec.models.loading.progress import counted, counting, listening, report
-from starspec.observe.progress import StageBar
+from starspec.observe.progress import ProgressBar
 
 
 def lines_of(moments: list[tuple[float, str, int, int]], **options: object) -> list[str]:
     """What a bar prints that is told these things at these times."""
     written = io.StringIO()
     now_s = 0.0
-    bar = StageBar("loading", console=Console(file=written, width=100), clock=lambda: now_s, **options)
+    bar = ProgressBar("loading", console=Console(file=written, width=100), clock=lambda: now_s, **options)
     with bar:
         for now_s, stage, num_done, num_all in moments:  # noqa: B007 (the clock reads it)
             bar.show(stage, num_done, num_all)
@@ -45,9 +45,27 @@ def test_nothing_is_shown_if_nobody_wants_it() -> None:
     assert lines_of([(5.0, "reading", 1, 2)], is_shown=False) == []
 
 
+def test_turns_are_counted_whatever_is_shown_between_them() -> None:
+    written = io.StringIO()
+    now_s = 0.0
+    console = Console(file=written, width=100)
+    with ProgressBar("bench", first_line_s=0.0, console=console, clock=lambda: now_s) as bar:
+        bar.begin("serving", 4)
+        for now_s in (10.0, 20.0):  # noqa: B007 (the clock reads it)
+            bar.turn("the hub")
+            bar.show("reading", 1, 2)
+            bar.turn("the target")
+        bar.turn("one that was not expected")
+    assert written.getvalue().splitlines() == [
+        "bench: serving, 0%",
+        *("bench: serving, 20%", "bench: reading, 50%", "bench: serving, 50%"),
+        *("bench: serving, 70%", "bench: reading, 50%", "bench: serving, 100%"),
+    ]
+
+
 def test_a_terminal_gets_a_bar_with_the_stage() -> None:
     written = io.StringIO()
-    with StageBar("loading", console=Console(file=written, width=100, force_terminal=True)) as bar:
+    with ProgressBar("loading", console=Console(file=written, width=100, force_terminal=True)) as bar:
         bar.show("reading", 1, 2)
         bar.show("packing", 3, 4)
     assert "loading: packing" in written.getvalue()

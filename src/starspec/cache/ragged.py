@@ -83,30 +83,11 @@ class RaggedCache(KVCache):
     ) -> RaggedCache:
         """Make a cache with as many rows as fit into `num_bytes`, or with `num_rows` rows if that is None.
 
-        Raises: ConfigError if not even one row fits, or if the cache is larger than the machine's memory. The limit of
-            other memory, such as a GPU's, is reported by torch.
+        Raises: ConfigError as `num_rows_within`.
         """
-        num_row_bytes = 2 * num_layers * num_kv_heads * _num_slots(max_len) * head_dim * dtype.itemsize
-        most = machine_bytes() if torch.device(device).type == "cpu" else None
-        if num_bytes is None:
-            if most is not None and num_rows * num_row_bytes > most:
-                raise ConfigError(
-                    f"the KV cache of {num_rows} sequences of {max_len} tokens (with drafts) takes "
-                    f"{num_rows * num_row_bytes} bytes, more than this machine's memory of {most} bytes; lower the "
-                    "number of sequences (max_num_seqs of a server, batch sizes or ExSpec's window of a measurement) "
-                    "or max_model_len"
-                )
-        else:
-            if most is not None and num_bytes > most:
-                raise ConfigError(
-                    f"a KV budget of {num_bytes} bytes is more than this machine's memory of {most} bytes; lower it"
-                )
-            num_rows = num_bytes // num_row_bytes
-            if num_rows < 1:
-                raise ConfigError(
-                    f"a KV budget of {num_bytes} bytes holds no sequence: one of {max_len} tokens (with drafts) "
-                    f"takes {num_row_bytes} bytes; raise the budget or lower max_model_len"
-                )
+        num_rows = num_rows_within(
+            num_bytes, num_layers, num_rows, max_len, num_kv_heads, head_dim, dtype=dtype, device=device
+        )
         return cls(num_layers, num_rows, max_len, num_kv_heads, head_dim, dtype=dtype, device=device)
 
     @property
@@ -232,6 +213,46 @@ class RaggedCache(KVCache):
         of_row = self._storage[:, :, row]  # [L, 2, H, S, D]
         # index_select copies, so a slot may be both source and destination
         of_row[:, :, :, start : start + len(slots)] = of_row.index_select(3, index)
+
+
+def num_rows_within(
+    num_bytes: int | None,
+    num_layers: int,
+    num_rows: int,
+    max_len: int,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> int:
+    """The rows of a cache that fit into `num_bytes`; `num_rows` if that is None. Needs no memory itself.
+
+    Raises: ConfigError if not even one row fits, or if the cache is larger than the machine's memory. The limit of
+        other memory, such as a GPU's, is reported by torch.
+    """
+    num_row_bytes = 2 * num_layers * num_kv_heads * _num_slots(max_len) * head_dim * dtype.itemsize
+    most = machine_bytes() if torch.device(device).type == "cpu" else None
+    if num_bytes is None:
+        if most is not None and num_rows * num_row_bytes > most:
+            raise ConfigError(
+                f"the KV cache of {num_rows} sequences of {max_len} tokens (with drafts) takes "
+                f"{num_rows * num_row_bytes} bytes, more than this machine's memory of {most} bytes; lower the "
+                "number of sequences (max_num_seqs of a server, batch sizes or ExSpec's window of a measurement) "
+                "or max_model_len"
+            )
+    else:
+        if most is not None and num_bytes > most:
+            raise ConfigError(
+                f"a KV budget of {num_bytes} bytes is more than this machine's memory of {most} bytes; lower it"
+            )
+        num_rows = num_bytes // num_row_bytes
+        if num_rows < 1:
+            raise ConfigError(
+                f"a KV budget of {num_bytes} bytes holds no sequence: one of {max_len} tokens (with drafts) "
+                f"takes {num_row_bytes} bytes; raise the budget or lower max_model_len"
+            )
+    return num_rows
 
 
 def _num_slots(max_len: int) -> int:

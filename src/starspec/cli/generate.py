@@ -14,12 +14,12 @@ from starspec.cli.binder import bound, take
 from starspec.cli.process import log_to_stderr
 from starspec.cli.serve import TARGET_MODEL
 from starspec.cli.speculation import DraftOptions
-from starspec.config import ModelConfig, Option
+from starspec.config import ModelConfig, Option, ProcessConfig
 from starspec.config.option import NONE_GIVEN, SAMPLING
 from starspec.models.loading.locate import folder_name
 from starspec.models.loading.progress import listening, report
-from starspec.observe.progress import StageBar
-from starspec.openmp import unless_given
+from starspec.observe.progress import ProgressBar
+from starspec.openmp import SLEEP_AT_ONCE, unless_given
 
 if TYPE_CHECKING:
     from starspec.llm import LLM
@@ -57,14 +57,15 @@ def generate(
         take("model", "quantization", "method", "num_speculative_tokens", "draft_p_min", "json_text"),
     ],
     sampling: SamplingOptions,
+    process: Annotated[ProcessConfig, take("log_level", log_level="warning")],
 ) -> None:
     """Answer one prompt in this process: the text on standard output, one line of statistics on standard error."""
     speculative = drafting.to_config()
     params = sampling.to_params()
-    log_to_stderr("warning")
+    log_to_stderr(process.log_level)
     text = sys.stdin.read() if prompt == "-" else prompt
-    os.environ.update(unless_given(os.environ))
-    with StageBar("loading") as bar, listening(bar.show):
+    os.environ.update(unless_given(os.environ, SLEEP_AT_ONCE))
+    with ProgressBar("loading") as bar, listening(bar.show):
         report(folder_name(model.model))
         from starspec.llm import LLM  # noqa: PLC0415 (imports torch)
 

@@ -14,8 +14,9 @@ from rich.console import Console
 
 from starspec.cli.options import MEASURE
 from starspec.cli.process import log_to_stderr
-from starspec.cli.progress import ProgressBar
 from starspec.harness.table import Block, Table
+from starspec.models.loading.progress import listening
+from starspec.observe.progress import ProgressBar
 
 if TYPE_CHECKING:
     from starspec.harness.report import Report
@@ -27,13 +28,13 @@ Quick = Annotated[bool, typer.Option("--quick", help="The same work in small: a 
 
 @contextmanager
 def measuring(command: str, stage: str | None = "loading") -> Iterator[ProgressBar]:
-    """Show the progress of a measurement; only warnings are logged.
+    """Show the progress of a measurement, the stages of loading in this process included; only warnings are logged.
 
     Args:
         stage: the first one; None = the measurement says it.
     """
     log_to_stderr("warning")
-    with ProgressBar(command) as bar:
+    with ProgressBar(command, first_line_s=0.0) as bar, listening(bar.show):
         if stage is not None:
             bar.begin(stage, None)
         yield bar

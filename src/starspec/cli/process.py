@@ -16,7 +16,7 @@ from rich.console import Console
 from starspec.config import ProcessConfig
 from starspec.errors import ConfigError, StarspecError
 from starspec.models.loading.progress import listening
-from starspec.observe.progress import StageBar, with_share
+from starspec.observe.progress import ProgressBar, with_share
 from starspec.observe.trace import Trace
 from starspec.openmp import unless_given
 from starspec.output_files import why_no_file
@@ -72,7 +72,7 @@ class ServerProcess:
             return
         if not self._console.is_terminal:
             self._console.print(f"{self._name}: {what} ...")
-        with StageBar(f"{self._name}: {what}", console=self._console) as bar, listening(bar.show):
+        with ProgressBar(f"{self._name}: {what}", console=self._console) as bar, listening(bar.show):
             yield
 
     def serve(self, server: Server) -> None:

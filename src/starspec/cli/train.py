@@ -165,7 +165,7 @@ def train(
             data_licence=licence,
             num_threads=threads,
         )
-        report = train_head(plan, bar.reach)
+        report = train_head(plan, bar.show)
     publish(report, [*summary(report), f"the head is in {folder}"], json_file)
 
 

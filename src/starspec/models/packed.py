@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from starspec.cache.kv_cache import KVCache
-from starspec.cache.ragged import RaggedCache
+from starspec.cache.ragged import RaggedCache, num_rows_within
 from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
 from starspec.errors import CacheRangeError, ForwardAborted
 from starspec.models.attention.mask import depths_of
@@ -200,12 +200,29 @@ def check_segments(segments: Sequence[Segment], cache: KVCache) -> None:
         raise CacheRangeError("two segments of one forward share a row")
 
 
+def check_cache(config: ModelConfig, max_model_len: int, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+    """Check that the cache which `make_cache` will make fits into memory. It needs no weights.
+
+    Raises: as `make_cache`.
+    """
+    num_rows_within(
+        config.kv_budget_bytes,
+        num_layers,
+        config.num_rows,
+        max_model_len + MAX_DRAFT_TOKENS,
+        num_kv_heads,
+        head_dim,
+        dtype=getattr(torch, config.dtype),
+        device=config.device,
+    )
+
+
 def make_cache(
     model: Any, config: ModelConfig, info: ModelInfo, *, num_layers: int, num_kv_heads: int, head_dim: int
 ) -> RaggedCache:
     """Make the cache for a model. A row has room for the longest sequence and for the longest proposal behind it.
 
-    Raises: ConfigError if it does not fit into memory (see `RaggedCache.within`).
+    Raises: ConfigError if it does not fit into memory (see `num_rows_within`).
     """
     return RaggedCache.within(
         config.kv_budget_bytes,

@@ -14,12 +14,13 @@ FIRST_LINE_S: Final = 2.0  # where there is no terminal, what ends sooner is not
 LINE_INTERVAL_S: Final = 10.0  # between two lines about one stage
 
 
-class StageBar:
+class ProgressBar:
     """One bar for all stages of what runs in its block; it disappears with the block. A context manager.
 
     Args:
         what: what runs, as text for people.
         is_shown: False = show nothing.
+        first_line_s: where there is no terminal, nothing is printed before.
         clock: seconds, monotonic.
     """
 
@@ -28,16 +29,18 @@ class StageBar:
         what: str,
         *,
         is_shown: bool = True,
+        first_line_s: float = FIRST_LINE_S,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = Console(stderr=True, highlight=False) if console is None else console
         self._what = what
-        self._is_shown = is_shown
+        self._is_shown, self._first_line_s = is_shown, first_line_s
         self._clock = clock
         self._begun_s = clock()
         self._printed_s = self._begun_s
-        self._printed_stage = ""
+        self._printed_stage = self._printed_line = ""
+        self._stage, self._num_done, self._num_turns = "", 0, 0  # of the stage whose turns are counted
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
         self._progress = Progress(
             *columns,
@@ -58,20 +61,45 @@ class StageBar:
         self._progress.stop()
 
     def show(self, stage: str, num_done: int, num_all: int) -> None:
-        """Show how far a stage is. `num_all` 0 = that is unknown."""
+        """Show how far a stage is. `num_all` 0 = that is unknown. Effects: none on the turns that `turn` counts."""
+        self._show(stage, stage, num_done, num_all)
+
+    def begin(self, stage: str, num_turns: int | None) -> None:
+        """Begin a stage of `num_turns` turns; None = the number is unknown."""
+        self._stage, self._num_done, self._num_turns = stage, 0, num_turns or 0
+        self.show(stage, 0, self._num_turns)
+
+    def turn(self, what: str) -> None:
+        """Count one turn of the stage and show `what`."""
+        self._num_done += 1
+        self._show(self._stage, what, self._num_done, self._num_turns)
+
+    def advance(self, what: str, num_turns: int | None) -> None:
+        """Count a turn; or begin a stage, if `num_turns` is given. Measurements call this."""
+        if num_turns is None:
+            self.turn(what)
+        else:
+            self.begin(what, num_turns)
+
+    def _show(self, stage: str, detail: str, num_done: int, num_all: int) -> None:
+        """On a terminal the bar has the detail, elsewhere lines name the stage."""
         if not self._is_shown:
             return
         if self._console.is_terminal:
-            description = f"{self._what}: {stage}"
+            description = f"{self._what}: {detail}"
             self._progress.update(self._task, description=description, completed=num_done, total=num_all or None)
             return
-        now = self._clock()
-        since = LINE_INTERVAL_S if stage == self._printed_stage else 0.0
-        if now - self._begun_s >= FIRST_LINE_S and now - self._printed_s >= since:
-            self._printed_s, self._printed_stage = now, stage
-            self._console.print(f"{self._what}: {with_share(stage, num_done, num_all)}")
+        now, line = self._clock(), f"{self._what}: {with_share(stage, num_done, num_all)}"
+        pause_s = LINE_INTERVAL_S if stage == self._printed_stage else 0.0
+        if (
+            line != self._printed_line
+            and now - self._begun_s >= self._first_line_s
+            and now - self._printed_s >= pause_s
+        ):
+            self._printed_s, self._printed_stage, self._printed_line = now, stage, line
+            self._console.print(line)
 
 
 def with_share(stage: str, num_done: int, num_all: int) -> str:
     """`reading x, 40%`, in tenths; the stage alone if `num_all` is 0."""
-    return f"{stage}, {10 * (10 * num_done // num_all)}%" if num_all else stage
+    return f"{stage}, {10 * (10 * min(num_done, num_all) // num_all)}%" if num_all else stage

@@ -17,12 +17,13 @@ from typing import Final
 from starspec.bench.star.operating_point import ClosedForm
 from starspec.bench.star.processes import Requests, Turn, attached
 from starspec.bench.star.serving import Served, StarTargets, serve_turn
-from starspec.config import HubConfig, ModelConfig
+from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
 from starspec.harness.decode import Job
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
 from starspec.harness.table import Block, Column, Table
+from starspec.local_star import check_drafts
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
@@ -130,8 +131,9 @@ def measure_real_star(
     Args:
         draft: a draft model, or an EAGLE head of the target.
         advance: called with what is about to be measured.
-    Raises: PeerLost if a process dies or hangs.
+    Raises: as check_drafts; PeerLost if a process dies or hangs.
     """
+    check_drafts(target, SpeculativeConfig(model=draft.model, quantization=draft.quantization))
     chosen = spread(prompts, plan.num_prompts)
     run = partial(run_prompts_target, prompts=chosen, max_tokens=plan.max_tokens)
     with StarTargets(max(plan.num_targets), target, run) as targets:

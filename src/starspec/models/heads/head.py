@@ -176,12 +176,17 @@ def _rotary(name: str, spec: HeadSpec, cache: RaggedCache) -> Tensor:
         return rotary_table(config, cache.keys[0].shape[2], cache.dtype, cache.device)
 
 
+def max_len_of(spec: HeadSpec, config: ModelConfig) -> int:
+    """Tokens of the longest sequence that a head drafts for."""
+    return min(config.max_model_len or DEFAULT_MAX_MODEL_LEN, spec.max_position_embeddings)
+
+
 def _info(spec: HeadSpec, config: ModelConfig, name: str, tensors: dict[str, Tensor]) -> ModelInfo:
     of_step = [tensor for key, tensor in tensors.items() if key != "embed_tokens.weight"]
     return ModelInfo(
         name=name,
         vocab_size=spec.vocab_size,
-        max_model_len=min(config.max_model_len or DEFAULT_MAX_MODEL_LEN, spec.max_position_embeddings),
+        max_model_len=max_len_of(spec, config),
         num_parameters=sum(each.numel() for each in tensors.values()),
         num_weight_bytes=sum(each.numel() * each.element_size() for each in of_step),
         eos_token_ids=(),

@@ -14,7 +14,7 @@ from torch import Tensor
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError, ModelError
 from starspec.models.heads.checkpoint import read_head
-from starspec.models.heads.head import EagleHead
+from starspec.models.heads.head import EagleHead, max_len_of
 from starspec.models.heads.spec import HeadSpec, HeadWeights, TargetShape
 from starspec.models.linear.packer import make_packer
 from starspec.models.linear.switching import RowLimit
@@ -23,6 +23,7 @@ from starspec.models.loading.locate import folder_name, is_synthetic, locate
 from starspec.models.loading.progress import report
 from starspec.models.loading.tensors import UNREADABLE, tensor_files
 from starspec.models.loading.transformers_calls import as_model_error, first_line
+from starspec.models.packed import check_cache
 
 log = structlog.get_logger()
 
@@ -80,7 +81,8 @@ def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] 
         config: the head's folder and how it runs; its cache holds `num_rows` sequences.
         target: Hugging Face folder, Hub id or .gguf of the model that it drafts for.
         feature_layers: hidden states that replace those of the head's config.
-    Raises: ModelError if either is missing, corrupt or not supported, or if they do not fit.
+    Raises: ModelError if either is missing, corrupt or not supported, or if they do not fit; ConfigError if the cache
+        does not fit into memory.
     Effects: sets torch's number of threads if the config gives it.
     """
     # hidden states can overflow it, and a NaN would stay in the cache row for the next tag
@@ -90,7 +92,9 @@ def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] 
         torch.set_num_threads(config.num_threads)
     report(f"reading {folder_name(config.model)}")
     tensors = TargetTensors.of(target)
-    weights = with_borrowed(read_head(config.model, target=tensors.shape, feature_layers=feature_layers), tensors)
+    own = read_head(config.model, target=tensors.shape, feature_layers=feature_layers)
+    _check_cache(config, own.spec)
+    weights = with_borrowed(own, tensors)
     # Two packers, because a layer may have as many outputs as the draft vocabulary has tokens. Inputs are not rounded:
     # they are embeddings and hidden states side by side, and one scale would round the smaller ones to 0.
     limit = RowLimit()
@@ -99,13 +103,21 @@ def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] 
     return EagleHead(weights, config, Path(config.model).name, pack, pack_logits)
 
 
-def check_head(head: str, target: str, speculative: SpeculativeConfig) -> None:
+def check_head(config: ModelConfig, target: str, speculative: SpeculativeConfig) -> None:
     """Check a head against its target and the config that names it, without the target's weights.
 
-    Raises: ModelError as `load_head`; ConfigError if it is a head of another method.
+    Args:
+        config: as for `load_head`.
+    Raises: as `load_head`; ConfigError if it is a head of another method.
     """
     shape = TargetTensors.of(target).shape
-    check_method(head, read_head(head, target=shape, feature_layers=speculative.feature_layers).spec, speculative)
+    spec = read_head(config.model, target=shape, feature_layers=speculative.feature_layers).spec
+    check_method(config.model, spec, speculative)
+    _check_cache(config, spec)
+
+
+def _check_cache(config: ModelConfig, spec: HeadSpec) -> None:
+    check_cache(config, max_len_of(spec, config), 1, spec.num_key_value_heads, spec.head_dim)
 
 
 def check_method(head: str, spec: HeadSpec, speculative: SpeculativeConfig) -> None:

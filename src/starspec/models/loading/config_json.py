@@ -48,6 +48,22 @@ def read_config(model: str, folder: Path) -> Any:
         return AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
 
 
+def cache_shape(config: Any) -> tuple[int, int, int]:
+    """What a row of a model's cache holds: layers, heads of keys and values, and the size of a head.
+
+    Args:
+        config: transformers' config of the model.
+    Returns: the larger of the sizes of keys and of values, as `models/survey.py` will find it.
+    """
+    text = config.get_text_config(decoder=True)
+    num_layers, num_heads = text.num_hidden_layers, text.num_attention_heads
+    if getattr(text, "kv_lora_rank", None):  # DeepSeek: the keys and values of all heads are made before attention
+        return num_layers, num_heads, max(text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim)
+    num_kv_heads = 1 if getattr(text, "multi_query", False) else getattr(text, "num_key_value_heads", None)
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // num_heads
+    return num_layers, num_kv_heads or num_heads, head_dim
+
+
 def is_positive(value: object) -> TypeGuard[int | float]:
     """Whether it is a finite number above zero."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max

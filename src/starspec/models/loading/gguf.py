@@ -27,7 +27,7 @@ from starspec.models.loading.gguf_tokenizer import (
 )
 from starspec.models.loading.transformers_calls import as_model_error
 
-FORMAT = 3  # of converted folders; folders of another format are not used
+CONVERSION: Final = 3  # its version: a change that makes other folders of the same files raises it
 TURN_ENDS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 ROPE_READ: Final = ("dimension_count", "freq_base")  # `apply` compares them with the converted config
 ROPE_WITHOUT_EFFECT: Final[dict[str, tuple[object, ...]]] = {  # llama.cpp reads a factor of 0 as absent
@@ -51,7 +51,7 @@ def converted_folder(gguf: Path) -> Path:
     """
     path = gguf.resolve()
     stat = path.stat()
-    key = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0{FORMAT}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0{CONVERSION}".encode()).hexdigest()[:16]
     folder = cache_folder() / "gguf" / f"{path.stem}-{key}"
 
     def make(partial: Path) -> None:

@@ -15,7 +15,7 @@ from starspec.models.attention.rotary import check_rotary
 from starspec.models.fused import FUSED_FAMILIES, FusedRunner, why_not_fused
 from starspec.models.graphs.cuda import StepGraphs
 from starspec.models.linear.packer import make_packer
-from starspec.models.loading.config_json import check_length, read_config
+from starspec.models.loading.config_json import cache_shape, check_length, read_config
 from starspec.models.loading.device import take_device
 from starspec.models.loading.llama_checkpoint import read_llama_checkpoint
 from starspec.models.loading.locate import folder_name, is_synthetic, locate
@@ -24,7 +24,7 @@ from starspec.models.loading.supported import check_class, check_config, model_l
 from starspec.models.loading.tensors import check_finite
 from starspec.models.loading.tokenizer import eos_token_ids, load_tokenizer
 from starspec.models.loading.transformers_calls import as_model_error, naming
-from starspec.models.packed import PackedRunner
+from starspec.models.packed import PackedRunner, check_cache
 from starspec.models.runner import LoadedRunner, ModelInfo
 
 log = structlog.get_logger()
@@ -102,6 +102,7 @@ def _find(config: ModelConfig) -> _Found:
     hf_config = _read_config(config.model, folder)
     max_model_len = _max_model_len(config, hf_config)
     check_rotary(config.model, hf_config, max_model_len)
+    check_cache(config, max_model_len, *cache_shape(hf_config))
     return _Found(device, folder, hf_config, max_model_len)
 
 
