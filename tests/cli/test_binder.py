@@ -105,3 +105,30 @@ def test_a_command_may_require_a_field() -> None:
 
 def test_a_flag_is_named_as_its_option() -> None:
     assert (flag_of(Inner, "memory_bytes"), flag_of(Inner, "count")) == ("--memory", "--count")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    first: Annotated[int, Option("First.", LIMITS)] = 1
+    inner: Inner = field(default_factory=Inner)
+    last: Annotated[int, Option("Last.", LIMITS)] = 2
+
+
+@bound
+def nested(config: Outer) -> Outer:
+    return config
+
+
+def test_a_config_within_a_config_stands_for_its_options_too() -> None:
+    assert given(nested, "--count", "5", "--last", "9") == Outer(inner=Inner(count=5), last=9)
+    assert given(nested) == Outer()
+
+
+@bound
+def part(config: Annotated[Outer, take("first")]) -> Outer:
+    return config
+
+
+def test_named_fields_leave_inner_configs_out() -> None:
+    with pytest.raises(Exception, match="No such option: --count"):
+        given(part, "--count", "5")

@@ -12,9 +12,9 @@ import rich.table
 import typer
 from rich.console import Console
 
-from starspec.cli.options import MEASURE
 from starspec.cli.process import log_to_stderr
 from starspec.cli.progress import ProgressBar
+from starspec.config.option import MEASURE
 from starspec.harness.table import Block, Table
 
 if TYPE_CHECKING:

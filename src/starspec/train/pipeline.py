@@ -19,9 +19,9 @@ from starspec.train.answers import answer_prompts, check_answers
 from starspec.train.evaluate import chain_acceptance, split
 from starspec.train.features import Target, Text, collect_features, load_target
 from starspec.train.head import TrainedHead
-from starspec.train.plan import HeadPlan, check_plan
+from starspec.train.plan import HeadPlan
 from starspec.train.report import TrainReport, card_text, draw_curves
-from starspec.train.start import begin_like_head, begin_like_target, frequent_tokens, hash_head, head_spec
+from starspec.train.start import begin_like_head, begin_like_target, check_plan, frequent_tokens, hash_head, head_spec
 from starspec.train.trainer import Trainer, TrainingProgress, TrainingStage
 from starspec.train.work_folder import stage_folder, writing
 
@@ -188,7 +188,7 @@ def _len_shared(prompts: Iterable[list[int]]) -> int:
 def _draft_token_ids(plan: HeadPlan, answers: Sequence[TrainingAnswer], target: Target) -> Tensor | None:
     vocab_size = target.config.vocab_size
     size = plan.draft_vocab_size
-    if plan.method == "eagle" or size is None or size >= vocab_size:
+    if plan.method == "eagle" or size >= vocab_size:
         return None
     return frequent_tokens(answers, size, vocab_size)
 
