@@ -28,6 +28,7 @@ class Inner:
     ports: Annotated[tuple[int, int] | None, Option("Ports.", LIMITS, form="ports")] = None
     lengths: Annotated[tuple[int, ...], Option("Lengths.", LIMITS, least=1, form="numbers")] = (2, 4)
     names: Annotated[tuple[str, ...], Option("Names.", LIMITS)] = ()
+    ways: Annotated[tuple[str, ...], Option("Ways.", LIMITS, form="names")] = ("a", "b")
     count: Annotated[int, Option("A count.", LIMITS, least=1, most=8)] = 3
     is_loud: Annotated[bool, Option("Loud.", LIMITS, ("--loud",))] = False
     hidden: int = 7  # no option
@@ -59,6 +60,7 @@ def test_defaults_are_the_configs() -> None:
         (("--ports", "7-9"), Inner(ports=(7, 9))),
         (("--lengths", "1,3"), Inner(lengths=(1, 3))),
         (("--names", "a", "--names", "b"), Inner(names=("a", "b"))),
+        (("--ways", "c, d,c"), Inner(ways=("c", "d"))),
         (("--count", "8", "--loud"), Inner(count=8, is_loud=True)),
     ],
 )

@@ -24,13 +24,6 @@ def batch(
     models: Annotated[ModelPair, take("target", "draft", "quantization", "method", "dtype", "numerics", "num_threads")],
     plan: BatchPlan,
     exspec: Annotated[BatchingOptions, take("window", "max_passed_over", "min_group")],
-    methods: Annotated[
-        str,
-        typer.Option(
-            help="Any of ragged, eqspec, exspec, exspec-unbounded (in which, as in the paper, a sequence may wait for "
-            "ever), rollback, plain, ragged-fast and plain-fast."
-        ),
-    ] = "ragged,eqspec,exspec,rollback,plain",
     fixed_batches: Annotated[
         bool,
         typer.Option(
@@ -65,13 +58,11 @@ def batch(
         from starspec.bench.batch.measure import measure_batch  # noqa: PLC0415 (torch)
         from starspec.bench.batch.report import blocks, draw  # noqa: PLC0415
 
-        names = tuple(dict.fromkeys(name.strip() for name in methods.split(",")))
-        given.check_exspec(names, "--methods", exspec.window, exspec.max_passed_over, exspec.min_group)
+        given.check_exspec(plan.methods, "--methods", exspec.window, exspec.max_passed_over, exspec.min_group)
         if plan.context is not None and max_prompt_tokens is not None:
             raise ConfigError("--context takes prompts of any length: give no --max-prompt-tokens with it")
         plan = replace(
             plan,
-            methods=names,
             batch_sizes=tuple(dict.fromkeys(plan.batch_sizes)),
             exspec=replace(exspec, batching="exspec").to_config(),
             admission="fixed" if fixed_batches else "continuous",
