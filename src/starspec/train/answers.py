@@ -30,7 +30,7 @@ SAMPLED_TEMPERATURE = 0.7
 MIN_ANSWER_TOKENS = 2  # a shorter answer has nothing to predict
 LOOK_EVERY_S = 5.0
 
-Asked = tuple[int, list[int]]  # a prompt's place among those to be answered, and its tokens
+Asked = tuple[int, list[int]]  # a prompt's index among those to be answered, and its tokens
 
 
 def answer_prompts(

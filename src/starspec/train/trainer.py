@@ -185,7 +185,7 @@ class Trainer:
             spoken = unroll(head, batch, self.embedding, ttt_steps + 1)
         first = batch.counts(0)
         wanted = target_distribution(batch.last_hidden[first], self.lm_head)
-        place = first.flatten().cumsum(0).view_as(first) - 1  # of an answer's token among `wanted`
+        index = first.flatten().cumsum(0).view_as(first) - 1  # of an answer's token among `wanted`
         total = spoken[0].new_zeros(())
         share_right = 0.0
         for step, (h, weight) in enumerate(zip(spoken, step_weights(len(spoken), plan.step_decay), strict=True)):
@@ -193,7 +193,7 @@ class Trainer:
             if not bool(counts.any()):
                 continue
             said = head.spoken(h[counts])
-            found = soft_cross_entropy(said, self.lm_head, wanted[place[counts] + step] if step else wanted)
+            found = soft_cross_entropy(said, self.lm_head, wanted[index[counts] + step] if step else wanted)
             loss = found.entropy / len(said)
             if not head.spec.is_eagle3:
                 features = _shifted(batch.last_hidden, step)[counts].float()
@@ -215,14 +215,14 @@ class Trainer:
             order = list(range(len(lengths)))
             rng.shuffle(order)
             pools = [
-                sorted(order[at : at + POOL], key=lambda place: lengths[place]) for at in range(0, len(order), POOL)
+                sorted(order[at : at + POOL], key=lambda index: lengths[index]) for at in range(0, len(order), POOL)
             ]
             batches = [batch for pool in pools for batch in batches_of(lengths, pool, self.plan.batch_tokens)]
             rng.shuffle(batches)
             for batch in batches:
                 number += 1
                 if number > num_done:
-                    yield collate([self.texts[place] for place in batch])
+                    yield collate([self.texts[index] for index in batch])
 
     # ---------------------------------------------------------------- state on disk
 
@@ -272,7 +272,7 @@ def _one_ahead(batches: Iterator[Batch]) -> Generator[Batch]:
 
 
 def _shifted(states: Tensor, step: int) -> Tensor:  # [B, A, C]
-    """Position m + step at place m. Values beyond the end do not count."""
+    """Position m + step at index m. Values beyond the end do not count."""
     return F.pad(states[:, step:], (0, 0, 0, min(step, states.shape[1])))
 
 
