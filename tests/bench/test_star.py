@@ -21,8 +21,8 @@ from starspec.bench.star.async_pair import (
 from starspec.bench.star.measure import StarPlan, measure_star, trace_star
 from starspec.bench.star.processes import TargetTimes, Turn
 from starspec.bench.star.real_pair import RealPairPlan, measure_real_pair
-from starspec.bench.star.real_star import RealStarPlan, StepTimes, measure_real_star
-from starspec.bench.star.serving import Served, StolenTime
+from starspec.bench.star.real_star import MeasuredTimes, RealStarPlan, measure_real_star
+from starspec.bench.star.serving import ServedTurn, StolenTime
 from starspec.bench.star.traces import GIVEN_UP, HUB, STEP, VERIFY, read_trace
 from starspec.config import HubConfig, ModelConfig
 from starspec.harness.datasets import own_prompts
@@ -87,7 +87,7 @@ def test_slow_motion_is_told_in_modelled_time() -> None:
         TargetTimes(num_tokens, num_rounds=25, num_proposals=20, seconds=4.0, wait_s=0.05, link_s=0.004)
         for num_tokens in (80, 120)
     )
-    served = Served(hub, [one, other], slow_motion=4.0)
+    served = ServedTurn(hub, [one, other], slow_motion=4.0)
     assert (served.tokens_per_s, served.mean, served.lowest) == (200, 100, 80)
     assert (served.rounds_per_s, served.proposals_per_s, served.tokens_per_round) == (50, 40, 4)
     told_ms = (served.layer_ms, served.service_ms, served.queue_ms, served.idle_ms, served.wait_ms, served.link_ms)
@@ -182,7 +182,7 @@ def test_a_head_drafts_for_a_star_too(headed: tuple[str, str]) -> None:
 
 
 def test_a_star_is_predicted_from_the_times_and_the_acceptance_of_one_target() -> None:
-    times = StepTimes(draft_ms=2.0, plain_ms=10.0, verify_ms=13.0, tokens_per_round=2.533, num_draft_tokens=3)
+    times = MeasuredTimes(draft_ms=2.0, plain_ms=10.0, verify_ms=13.0, tokens_per_round=2.533, num_draft_tokens=3)
     assert times.alpha == pytest.approx(0.7, abs=1e-3), "1 + 0.7 + 0.49 + 0.343 = 2.533"
     target, draft = (parse_synthetic(times.model(role).model) for role in ("target", "draft"))
     assert target.forward_s(1, 4) == pytest.approx(0.013)
@@ -193,7 +193,7 @@ def test_a_star_is_predicted_from_the_times_and_the_acceptance_of_one_target() -
 
 def test_a_disturbed_turn_is_served_again_and_the_quietest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     stolen = iter([0.01, 0.3, 0.2, 0.01, 0.3, 0.1, 0.2, 0.4, 0.5])
-    monkeypatch.setattr(serving, "serve_turn", lambda *_: serving.Served(HubStats(), [], stolen=next(stolen)))
+    monkeypatch.setattr(serving, "serve_turn", lambda *_: serving.ServedTurn(HubStats(), [], stolen=next(stolen)))
     spare = serving.SpareTurns(5)
 
     def serve() -> float:
@@ -216,12 +216,12 @@ def test_stolen_time_is_the_share_of_all_cores(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_equations_are_told_by_the_target_that_was_alone() -> None:
-    def served(queue_s: float, service_s: float, num_proposals: int, num_targets: int) -> Served:
+    def served(queue_s: float, service_s: float, num_proposals: int, num_targets: int) -> ServedTurn:
         hub = HubStats()
         hub.queue.add(queue_s)
         hub.service.add(service_s)
         times = TargetTimes(3 * num_proposals, num_proposals, num_proposals, seconds=1.0, wait_s=0.0, link_s=0.0)
-        return Served(hub, [times] * num_targets)
+        return ServedTurn(hub, [times] * num_targets)
 
     turns = {measure.ALONE: served(0.001, 0.009, 25, 1), measure.SINGLE: served(0.02, 0.01, 22, 4)}  # S 10 ms, Z 30 ms
     row = measure._row(measure.SINGLE, 4, [turns])
@@ -235,7 +235,7 @@ def test_the_papers_words_mean_what_they_mean_in_its_table() -> None:
     hub.queue.add(0.0005)
     times = TargetTimes(60, num_rounds=20, num_proposals=20, seconds=1.0, wait_s=0.0131, link_s=0.001)
     row = measure._row(
-        measure.FULL, 2, [{measure.FULL: Served(hub, [times] * 2), measure.SINGLE: Served(hub, [times])}]
+        measure.FULL, 2, [{measure.FULL: ServedTurn(hub, [times] * 2), measure.SINGLE: ServedTurn(hub, [times])}]
     )
     assert (row.t_wait_ms, row.wait_ms) == pytest.approx((0.5, 13.1)), "queueing in the buffer; the response time"
     assert (row.t_idle_ms, row.t_idle_iteration_ms) == pytest.approx((4.0, 8.0))

@@ -28,6 +28,7 @@ class Inner:
     ports: Annotated[tuple[int, int] | None, Option("Ports.", LIMITS, form="ports")] = None
     lengths: Annotated[tuple[int, ...], Option("Lengths.", LIMITS, least=1, form="numbers")] = (2, 4)
     names: Annotated[tuple[str, ...], Option("Names.", LIMITS)] = ()
+    ways: Annotated[tuple[str, ...], Option("Ways.", LIMITS, form="names")] = ("a", "b")
     count: Annotated[int, Option("A count.", LIMITS, least=1, most=8)] = 3
     is_loud: Annotated[bool, Option("Loud.", LIMITS, ("--loud",))] = False
     hidden: int = 7  # no option
@@ -59,6 +60,7 @@ def test_defaults_are_the_configs() -> None:
         (("--ports", "7-9"), Inner(ports=(7, 9))),
         (("--lengths", "1,3"), Inner(lengths=(1, 3))),
         (("--names", "a", "--names", "b"), Inner(names=("a", "b"))),
+        (("--ways", "c, d,c"), Inner(ways=("c", "d"))),
         (("--count", "8", "--loud"), Inner(count=8, is_loud=True)),
     ],
 )
@@ -105,3 +107,30 @@ def test_a_command_may_require_a_field() -> None:
 
 def test_a_flag_is_named_as_its_option() -> None:
     assert (flag_of(Inner, "memory_bytes"), flag_of(Inner, "count")) == ("--memory", "--count")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    first: Annotated[int, Option("First.", LIMITS)] = 1
+    inner: Inner = field(default_factory=Inner)
+    last: Annotated[int, Option("Last.", LIMITS)] = 2
+
+
+@bound
+def nested(config: Outer) -> Outer:
+    return config
+
+
+def test_a_config_within_a_config_stands_for_its_options_too() -> None:
+    assert given(nested, "--count", "5", "--last", "9") == Outer(inner=Inner(count=5), last=9)
+    assert given(nested) == Outer()
+
+
+@bound
+def part(config: Annotated[Outer, take("first")]) -> Outer:
+    return config
+
+
+def test_named_fields_leave_inner_configs_out() -> None:
+    with pytest.raises(Exception, match="No such option: --count"):
+        given(part, "--count", "5")

@@ -20,8 +20,7 @@ from starspec.config import GatewayConfig
 from starspec.engine.detokenize import Detokenizer
 from starspec.engine.sequence import TargetSequence
 from starspec.errors import PeerLost
-from starspec.gateway.connections import Connections
-from starspec.gateway.server import GatewayServer
+from starspec.gateway.server import Connections, GatewayServer
 from starspec.ids import LOCAL, RequestId, RequestKey, TargetId
 from starspec.stats import HubState, RequestStats, TargetStats
 from starspec.wire.codec import encode

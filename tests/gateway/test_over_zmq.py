@@ -15,8 +15,7 @@ from structlog.testing import capture_logs
 from starspec.config import GatewayConfig
 from starspec.errors import ConfigError
 from starspec.gateway import routed_target
-from starspec.gateway.connections import zmq_connections
-from starspec.gateway.server import GatewayServer
+from starspec.gateway.server import GatewayServer, zmq_connections
 from starspec.ids import TargetId
 from starspec.stats import RequestStats, TargetStats
 from starspec.wire.keys import generate_keys, load_keys

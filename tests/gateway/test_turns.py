@@ -14,12 +14,12 @@ from typing import Any
 
 import h11
 import pytest
+from starspec.gateway.connections import Connections
 
 from starspec.config import GatewayConfig
 from starspec.errors import ContextTooLong, RequestError
 from starspec.gateway import prompts, stream, token_text
 from starspec.gateway.background import STEPS
-from starspec.gateway.connections import Connections
 from starspec.gateway.generation import Generation
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.http_protocol import MAX_HEAD_BYTES, PIECE_BYTES

@@ -8,7 +8,8 @@ from slow_head import slow_chain
 from train_toys import STAGE, texts_of
 
 from starspec.train.evaluate import chain_acceptance
-from starspec.train.trainer import Trainer, TrainPlan
+from starspec.train.plan import TrainPlan
+from starspec.train.trainer import Trainer
 
 
 @torch.no_grad()

@@ -12,7 +12,8 @@ from slow_head import slow_chain
 from train_toys import HIDDEN, STAGE, texts_of
 
 from starspec.errors import ConfigError
-from starspec.train.trainer import CE_BESIDE_FEATURES, MAX_SEED, Trainer, TrainPlan
+from starspec.train.plan import MAX_SEED, TrainPlan
+from starspec.train.trainer import CE_BESIDE_FEATURES, Trainer
 from starspec.train.work_folder import uninterrupted
 
 PLAN = {"learning_rate": 3e-3, "warmup": 2, "bf16": False, "batch_tokens": 30, "save_every": 3}
@@ -205,9 +206,9 @@ def test_what_is_learnt_may_begin_within_the_prompt(make_batch, head):
     assert [text.learnt_from(99).prompt_length for text in texts_of(batch)] == [9, 6]
 
 
-def test_a_training_has_an_end():
+def test_a_training_has_an_end(head, embedding, tmp_path):
     with pytest.raises(ConfigError, match="steps or minutes"):
-        TrainPlan()
+        Trainer(head, [], embedding, embedding, TrainPlan(), tmp_path, STAGE)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])

@@ -90,7 +90,7 @@ def _row(gap_ms: float, steps: Sequence[Sequence[float]], steady: Sequence[Seque
     firsts = sorted(each[0] for each in steps)
     return WarmRow(
         gap_ms=gap_ms,
-        step_ms=tuple(median(each[place] for each in steps) for place in range(NUM_TIMED)),
+        step_ms=tuple(median(each[index] for each in steps) for index in range(NUM_TIMED)),
         first_vs_steady=median(firsts) / median(each[0] for each in steady),
         first_p90_ms=firsts[int(0.9 * len(firsts))],
     )
@@ -98,7 +98,7 @@ def _row(gap_ms: float, steps: Sequence[Sequence[float]], steady: Sequence[Seque
 
 def blocks(report: Report) -> list[Block]:
     """What people read: one row for each length of a gap."""
-    steps = [Column(f"step {place + 1}", _step_of(place), ".2f") for place in range(NUM_TIMED)]
+    steps = [Column(f"step {index + 1}", _step_of(index), ".2f") for index in range(NUM_TIMED)]
     columns = [
         Column("gap ms", "gap_ms", "g"),
         *steps,
@@ -108,5 +108,5 @@ def blocks(report: Report) -> list[Block]:
     return [Table("milliseconds of the steps after a gap, medians", columns, report.rows), *ratio_lines(report.ratios)]
 
 
-def _step_of(place: int) -> Callable[[WarmRow], float]:
-    return lambda row: row.step_ms[place]
+def _step_of(index: int) -> Callable[[WarmRow], float]:
+    return lambda row: row.step_ms[index]

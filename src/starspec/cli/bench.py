@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shlex
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Literal, get_args
 
 import typer
 
 from starspec.cli import given
-from starspec.cli import options as opt
 from starspec.cli.bench_batch import batch
 from starspec.cli.bench_star import async_pair, star, warm
-from starspec.cli.bench_vllm import vllm
 from starspec.cli.binder import bound, take
 from starspec.cli.command import CommandLine
 from starspec.cli.files import Datasets, JsonFile, PngFile, all_prompts, prompt_files
 from starspec.cli.measuring import Quick, measuring, publish
-from starspec.cli.options import MEASURE
+from starspec.cli.options import over
+from starspec.config import ModelConfig, Option
+from starspec.config.option import A_MODEL, MEASURE, MODELS
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
 
@@ -26,12 +27,11 @@ app.command()(batch)
 app.command()(star)
 app.command("async")(async_pair)
 app.command()(warm)
-app.command()(vllm)
 
 CertifiedPart = Literal[  # importing claims imports torch
     "exact", "sampled", "bits", "head-exact", "head-bits", "pair", "batch", "batch-pair"
 ]
-GRID, SUITABLE = "Grid", "what suits the kind of draft"
+GRID, VLLM, SUITABLE = "Grid", "vLLM", "what suits the kind of draft"
 
 
 @app.command()
@@ -54,6 +54,43 @@ def pair(
     publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridOptions:
+    """The sides of the grid that the command line gives; None = what suits the kind of draft."""
+
+    chains: Annotated[
+        tuple[int, ...] | None, Option("Lengths, as 3,4.", GRID, least=1, shown=SUITABLE, form="numbers")
+    ] = None
+    depths: Annotated[tuple[int, ...] | None, Option("Of trees.", GRID, least=1, shown=SUITABLE, form="numbers")] = None
+    top_ks: Annotated[tuple[int, ...] | None, Option("Of trees.", GRID, least=1, shown=SUITABLE, form="numbers")] = None
+    nodes: Annotated[
+        tuple[int, ...] | None,
+        Option("Of trees, without their roots.", GRID, least=1, shown=SUITABLE, form="numbers"),
+    ] = None
+    p_mins: Annotated[
+        tuple[float, ...] | None,
+        Option(
+            "Of chains and trees, as 0,0.3: drafting ends where the draft's probability is lower; 0 = never.",
+            GRID,
+            shown=SUITABLE,
+            form="reals",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeOptions:
+    """What of a `TreePlan` the command line says; None = not said."""
+
+    num_prompts: Annotated[
+        int | None, Option("Of each file, for the best of each kind.", MEASURE, least=1, shown="8")
+    ] = None
+    temperatures: Annotated[
+        tuple[float, ...] | None,
+        Option("0 = greedy, 1 = the model's own distribution.", MEASURE, shown="0,1", form="reals"),
+    ] = None
+
+
 @app.command()
 @bound
 def tree(
@@ -61,34 +98,12 @@ def tree(
         ModelPair,
         take("target", "draft", "quantization", "method", "feature_layers", "dtype", "device", "num_threads"),
     ],
+    grid: GridOptions,
+    options: TreeOptions,
     dataset: Datasets = None,
     quick: Quick = False,
     json_file: JsonFile = None,
     png_file: PngFile = None,
-    chains: Annotated[
-        str | None, typer.Option(help="Lengths, as 3,4.", show_default=SUITABLE, rich_help_panel=GRID)
-    ] = None,
-    depths: Annotated[str | None, typer.Option(help="Of trees.", show_default=SUITABLE, rich_help_panel=GRID)] = None,
-    top_ks: Annotated[str | None, typer.Option(help="Of trees.", show_default=SUITABLE, rich_help_panel=GRID)] = None,
-    nodes: Annotated[
-        str | None, typer.Option(help="Of trees, without their roots.", show_default=SUITABLE, rich_help_panel=GRID)
-    ] = None,
-    p_mins: Annotated[
-        str | None,
-        typer.Option(
-            help="Of chains and trees, as 0,0.3: drafting ends where the draft's probability is lower; 0 = never.",
-            show_default=SUITABLE,
-            rich_help_panel=GRID,
-        ),
-    ] = None,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of each file, for the best of each kind.", show_default="8", rich_help_panel=MEASURE),
-    ] = None,
-    temperatures: Annotated[
-        str | None,
-        typer.Option(help="0 = greedy, 1 = the model's own distribution.", show_default="0,1", rich_help_panel=MEASURE),
-    ] = None,
 ) -> None:
     """Time chains and trees of different depth, width and size; name the best for greedy and for sampled decoding.
 
@@ -98,18 +113,8 @@ def tree(
         from starspec.bench.tree.measure import QUICK, TreePlan, measure_tree  # noqa: PLC0415 (torch)
         from starspec.bench.tree.rows import blocks, draw  # noqa: PLC0415
 
-        grid: dict[str, tuple[float, ...] | None] = {
-            name: given.numbers(text, f"--{name.replace('_', '-')}")
-            for name, text in {"chains": chains, "depths": depths, "top_ks": top_ks, "nodes": nodes}.items()
-        }
-        grid["p_mins"] = given.reals(p_mins, "--p-mins")
-        plan = QUICK if quick else TreePlan()
-        plan = replace(
-            plan,
-            only={name: each for name, each in grid.items() if each is not None},
-            temperatures=given.reals(temperatures, "--temperatures") or plan.temperatures,
-            num_prompts=num_prompts or plan.num_prompts,
-        )
+        only = {name: sides for name, sides in asdict(grid).items() if sides is not None}
+        plan = replace(over(QUICK if quick else TreePlan(), options), only=only)
         report = measure_tree(models, prompt_files(dataset), plan, bar.advance)
     publish(
         report,
@@ -157,27 +162,97 @@ def faults(
     publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes_of(report))
 
 
-@app.command()
-def certify(
-    model: Annotated[
-        str, typer.Option(help=f"Model of the parts with one model: {opt.A_MODEL}.", rich_help_panel=opt.MODELS)
-    ],
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Target of the part with two models.", show_default="no such part", rich_help_panel=opt.MODELS
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions:
+    """The servers that are compared."""
+
+    vllm_python: Annotated[
+        str,
+        Option(
+            "Python of an environment with vLLM and starspec; `make test-vllm` creates one in .venv-vllm.",
+            VLLM,
+            envvar="VLLM_PYTHON",
         ),
-    ] = None,
-    draft: Annotated[
-        str | None, typer.Option(help="Its draft.", show_default="no such part", rich_help_panel=opt.MODELS)
-    ] = None,
-    head: Annotated[
-        str | None,
-        typer.Option(help="An EAGLE head of --model.", show_default="no such parts", rich_help_panel=opt.MODELS),
-    ] = None,
+    ] = ".venv-vllm/bin/python"
+    vllm_args: Annotated[str, Option("More arguments of each server's command line.", VLLM)] = "--enforce-eager"
+    num_draft_tokens: Annotated[
+        int, Option("Largest number of draft tokens of the hub.", MEASURE, least=1, most=16)
+    ] = 4
+    num_threads: Annotated[int, Option("CPU threads of each server, and of the hub.", MODELS, least=1)] = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmPlanOptions:
+    """What of a `VllmPlan` the command line says; None = not said."""
+
+    num_prompts: Annotated[int | None, Option("Of each file.", MEASURE, least=1, shown="4")] = None
+    lengths: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Draft lengths of vLLM's own draft model, as 3,5; each needs a server.",
+            MEASURE,
+            ("--own-lengths",),
+            least=1,
+            shown="3,5",
+            form="numbers",
+        ),
+    ] = None
+
+
+@app.command()
+@bound
+def vllm(
+    pair: Annotated[ModelPair, take("target", "draft", "quantization", "dtype")],
+    servers: VllmOptions,
+    options: VllmPlanOptions,
+    dataset: Datasets = None,
+    quick: Quick = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Compare vLLM with a hub's drafts, with vLLM's own draft model, and without drafts: real servers, greedy, in
+    turns.
+
+    It also measures the cost of a hub that does not answer. Exits 1 if an answer differs without a near-tie.
+    """
+    with measuring("bench vllm") as bar:
+        from starspec.bench.vllm.measure import QUICK, VllmPlan, blocks, measure_vllm, mistakes_of  # noqa: PLC0415
+        from starspec.bench.vllm.methods import VllmModels  # noqa: PLC0415
+        from starspec.harness.report import write_report  # noqa: PLC0415 (torch)
+
+        models = VllmModels(
+            python=servers.vllm_python,
+            target=pair.target,
+            draft=pair.draft,
+            quantization=pair.quantization,
+            dtype=pair.dtype,
+            num_threads=servers.num_threads,
+            num_draft_tokens=servers.num_draft_tokens,
+            vllm_options=shlex.split(servers.vllm_args),
+        )
+        plan = over(QUICK if quick else VllmPlan(), options)
+        for report in measure_vllm(models, prompt_files(dataset), plan, bar.advance):
+            if json_file is not None:
+                write_report(report, json_file)
+    publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes_of(report))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifyOptions:
+    """Models and parts of a certificate."""
+
+    model: Annotated[str, Option(f"Model of the parts with one model: {A_MODEL}.", MODELS)]
+    target: Annotated[str | None, Option("Target of the part with two models.", MODELS, shown="no such part")] = None
+    draft: Annotated[str | None, Option("Its draft.", MODELS, shown="no such part")] = None
+    head: Annotated[str | None, Option("An EAGLE head of --model.", MODELS, shown="no such parts")] = None
     part: Annotated[
-        CertifiedPart | None, typer.Option(help="Test only this part; all parts take hours.", show_default="all")
-    ] = None,
+        CertifiedPart | None, Option("Test only this part; all parts take hours.", MEASURE, shown="all")
+    ] = None
+
+
+@app.command()
+@bound
+def certify(
+    options: CertifyOptions,
     shard: Annotated[
         str | None,
         typer.Option(
@@ -189,8 +264,8 @@ def certify(
     dataset: Datasets = None,
     quick: Quick = False,
     json_file: JsonFile = None,
-    device: opt.Device = opt.MODEL.device,
-    num_threads: opt.NumThreads = None,
+    *,
+    runs: Annotated[ModelConfig, take("device", "num_threads", model="")],
 ) -> None:
     """Certify that drafts and batches change no token, against transformers and plain decoding.
 
@@ -201,21 +276,23 @@ def certify(
         from starspec.bench.certify import certify as run  # noqa: PLC0415
         from starspec.bench.claims import QUICK_PROMPTS  # noqa: PLC0415
 
-        if (target is None) != (draft is None):
+        if (options.target is None) != (options.draft is None):
             raise ConfigError("the parts with two models need both --target and --draft")
         subjects = Subjects(
-            model=model,
-            head=head,
-            pair=(target, draft) if target and draft else None,
-            device=device,
-            num_threads=num_threads,
-            part_names=(part,) if part else get_args(CertifiedPart),
+            model=options.model,
+            head=options.head,
+            pair=(options.target, options.draft) if options.target and options.draft else None,
+            device=runs.device,
+            num_threads=runs.num_threads,
+            part_names=(options.part,) if options.part else get_args(CertifiedPart),
             shard=Shard(*given.shard(shard)) if shard else Shard(),
             is_small=quick,
         )
         if not subjects.parts():
-            missing = "an EAGLE head: give --head" if "head" in str(part) else "two models: give --target and --draft"
-            raise ConfigError(f"--part {part} is about {missing}")
+            missing = (
+                "an EAGLE head: give --head" if "head" in str(options.part) else "two models: give --target and --draft"
+            )
+            raise ConfigError(f"--part {options.part} is about {missing}")
         max_prompts = QUICK_PROMPTS if quick else None
         files = prompt_files(dataset)
         bar.begin("decoding", count_turns(subjects, max_prompts))

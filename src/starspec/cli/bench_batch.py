@@ -10,11 +10,11 @@ import typer
 
 from starspec.bench.batch.plan import MAX_PROMPT_TOKENS, BatchPlan
 from starspec.cli import given
-from starspec.cli import options as opt
 from starspec.cli.binder import bound, take
 from starspec.cli.files import Datasets, JsonFile, PngFile, all_prompts
 from starspec.cli.measuring import measuring, publish
-from starspec.cli.options import MEASURE
+from starspec.cli.options import BatchingOptions
+from starspec.config.option import MEASURE
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
 
@@ -23,16 +23,7 @@ from starspec.harness.model_pair import ModelPair
 def batch(
     models: Annotated[ModelPair, take("target", "draft", "quantization", "method", "dtype", "numerics", "num_threads")],
     plan: BatchPlan,
-    methods: Annotated[
-        str,
-        typer.Option(
-            help="Any of ragged, eqspec, exspec, exspec-unbounded (in which, as in the paper, a sequence may wait for "
-            "ever), rollback, plain, ragged-fast and plain-fast."
-        ),
-    ] = "ragged,eqspec,exspec,rollback,plain",
-    window: opt.Window = None,
-    max_passed_over: opt.MaxPassedOver = None,
-    min_group: opt.MinGroup = None,
+    exspec: Annotated[BatchingOptions, take("window", "max_passed_over", "min_group")],
     fixed_batches: Annotated[
         bool,
         typer.Option(
@@ -67,15 +58,13 @@ def batch(
         from starspec.bench.batch.measure import measure_batch  # noqa: PLC0415 (torch)
         from starspec.bench.batch.report import blocks, draw  # noqa: PLC0415
 
-        names = tuple(dict.fromkeys(name.strip() for name in methods.split(",")))
-        given.check_exspec(names, "--methods", window, max_passed_over, min_group)
+        given.check_exspec(plan.methods, "--methods", exspec.window, exspec.max_passed_over, exspec.min_group)
         if plan.context is not None and max_prompt_tokens is not None:
             raise ConfigError("--context takes prompts of any length: give no --max-prompt-tokens with it")
         plan = replace(
             plan,
-            methods=names,
             batch_sizes=tuple(dict.fromkeys(plan.batch_sizes)),
-            exspec=given.batching_config("exspec", window, max_passed_over, min_group),
+            exspec=replace(exspec, batching="exspec").to_config(),
             admission="fixed" if fixed_batches else "continuous",
             max_prompt_tokens=max_prompt_tokens or MAX_PROMPT_TOKENS,
         )

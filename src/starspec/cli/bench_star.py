@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from starspec.cli import given
-from starspec.cli import options as opt
+from starspec.cli.binder import bound, take
 from starspec.cli.files import Datasets, JsonFile, all_prompts, check_folder
 from starspec.cli.measuring import Quick, measuring, publish
-from starspec.cli.options import MEASURE
-from starspec.config import ModelConfig
+from starspec.cli.options import over
+from starspec.config import ModelConfig, Option
+from starspec.config.option import MEASURE, SPECULATION
 from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt
+from starspec.harness.model_pair import ModelPair
 
 Traces = Annotated[
     Path | None,
@@ -29,30 +30,51 @@ Traces = Annotated[
     ),
 ]
 
-
-SlowMotion = Annotated[
-    float,
-    typer.Option(
-        min=1.0,
-        max=16.0,
-        help="Modelled forwards take so many times as long, and so does the run. Rates and times are in modelled time, "
-        "so the overhead of a slow or busy machine counts less.",
-        rich_help_panel=MEASURE,
-    ),
-]
+PAIR = ("target", "draft", "quantization", "dtype")  # of a command that measures synthetic models without them
 
 
-def star(
-    target: opt.MaybeTarget = None,
-    draft: opt.MaybeDraft = None,
-    draft_quantization: opt.GivenQuantization = "int4",
-    dtype: opt.Dtype = opt.MODEL.dtype,
-    num_speculative_tokens: opt.SpecTokens = None,
-    dataset: Datasets = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealStarOptions:
+    """What of a `RealStarPlan` the command line says; None = not said."""
+
+    num_draft_tokens: Annotated[
+        int | None, Option("Draft tokens a round.", SPECULATION, ("--spec-tokens",), least=1, shown="3")
+    ] = None
     num_targets: Annotated[
-        str | None, typer.Option(help="Of real models, as 1,2,3.", show_default="1,2,3", rich_help_panel=MEASURE)
-    ] = None,
-    slow_motion: SlowMotion = 1.0,
+        tuple[int, ...] | None,
+        Option("Of real models, as 1,2,3.", MEASURE, least=1, shown="1,2,3", form="numbers"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StarOptions:
+    """What of a `StarPlan` the command line says."""
+
+    slow_motion: Annotated[
+        float,
+        Option(
+            "Modelled forwards take so many times as long, and so does the run. Rates and times are in modelled time, "
+            "so the overhead of a slow or busy machine counts less.",
+            MEASURE,
+            least=1.0,
+            most=16.0,
+        ),
+    ] = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealPairOptions:
+    """What of a `RealPairPlan` the command line says; None = not said."""
+
+    num_prompts: Annotated[int | None, Option("Of all files.", MEASURE, least=1, shown="8")] = None
+
+
+@bound
+def star(
+    pair: Annotated[ModelPair, take(*PAIR, target="", draft="")],
+    real: RealStarOptions,
+    synthetic: StarOptions,
+    dataset: Datasets = None,
     quick: Quick = False,
     json_file: JsonFile = None,
     traces: Traces = None,
@@ -62,19 +84,14 @@ def star(
     It uses real processes and sockets, and synthetic accelerators; or real models with --target and --draft, beside the
     synthetic star that takes their step times.
     """
-    if target is not None and draft is not None:
-        if (slow_motion, traces) != (1.0, None):
+    if pair.target and pair.draft:
+        if (synthetic, traces) != (StarOptions(), None):
             raise ConfigError(
                 "--slow-motion and --traces are of synthetic accelerators: leave --target and --draft out"
             )
-        counts = given.numbers(num_targets, "--num-targets")
-        models = (
-            ModelConfig(model=target, dtype=dtype, num_rows=1, num_threads=1),
-            ModelConfig(model=draft, dtype=dtype, quantization=draft_quantization, num_rows=1, num_threads=1),
-        )
-        _real_star(models, all_prompts(dataset), num_speculative_tokens, counts, quick, json_file)
+        _real_star(pair, all_prompts(dataset), real, quick, json_file)
         return
-    if (target, draft, num_speculative_tokens, num_targets) != (None, None, None, None):
+    if (pair.target, pair.draft, real) != ("", "", RealStarOptions()):
         raise ConfigError("bench star with real models needs both --target and --draft")
     with measuring("bench star", None) as bar:
         from starspec.bench.star.measure import (  # noqa: PLC0415 (torch)
@@ -86,7 +103,7 @@ def star(
         )
         from starspec.bench.star.tables import blocks  # noqa: PLC0415
 
-        plan = replace(QUICK if quick else StarPlan(), slow_motion=slow_motion)
+        plan = over(QUICK if quick else StarPlan(), synthetic)
         bar.begin("serving", plan.num_turns + (len(TRACED) if traces else 0))
         if traces is not None:
             trace_star(traces, bar.turn)
@@ -95,14 +112,8 @@ def star(
 
 
 def _real_star(
-    models: tuple[ModelConfig, ModelConfig],
-    prompts: Sequence[Prompt],
-    num_draft_tokens: int | None,
-    num_targets: tuple[int, ...] | None,
-    quick: bool,
-    json_file: Path | None,
+    pair: ModelPair, prompts: Sequence[Prompt], options: RealStarOptions, quick: bool, json_file: Path | None
 ) -> None:
-    """Args: models: target and draft."""
     with measuring("bench star") as bar:
         from starspec.bench.star.real_star import (  # noqa: PLC0415 (torch)
             QUICK,
@@ -111,26 +122,23 @@ def _real_star(
             measure_real_star,
         )
 
-        plan = QUICK if quick else RealStarPlan()
-        plan = replace(
-            plan,
-            num_draft_tokens=num_draft_tokens or plan.num_draft_tokens,
-            num_targets=num_targets or plan.num_targets,
-        )
+        plan = over(QUICK if quick else RealStarPlan(), options)
         bar.begin("serving", plan.num_turns)
-        report = measure_real_star(*models, prompts, plan, bar.turn)
+        report = measure_real_star(*_on_one_core(pair), prompts, plan, bar.turn)
     publish(report, blocks(report), json_file, quick=quick)
 
 
+def _on_one_core(pair: ModelPair) -> tuple[ModelConfig, ModelConfig]:
+    """Target and draft, each with one cache row and one thread."""
+    target = ModelConfig(model=pair.target, dtype=pair.dtype, num_rows=1, num_threads=1)
+    return target, replace(target, model=pair.draft, quantization=pair.quantization)
+
+
+@bound
 def async_pair(
-    target: opt.MaybeTarget = None,
-    draft: opt.MaybeDraft = None,
-    draft_quantization: opt.GivenQuantization = "int4",
-    dtype: opt.Dtype = opt.MODEL.dtype,
+    pair: Annotated[ModelPair, take(*PAIR, target="", draft="")],
+    options: RealPairOptions,
     dataset: Datasets = None,
-    num_prompts: Annotated[
-        int | None, typer.Option(min=1, help="Of all files.", show_default="8", rich_help_panel=MEASURE)
-    ] = None,
     quick: Quick = False,
     json_file: JsonFile = None,
     traces: Traces = None,
@@ -139,21 +147,18 @@ def async_pair(
 
     It uses synthetic accelerators with AMUSD's step times, or real models with --target and --draft.
     """
-    if target is None or draft is None:
-        if (target, draft, traces, num_prompts) != (None, None, None, None):
+    if not (pair.target and pair.draft):
+        if (pair.target, pair.draft, traces, options) != ("", "", None, RealPairOptions()):
             raise ConfigError("bench async with real models, their prompts and --traces need both --target and --draft")
         _async_synthetic(quick, json_file)
         return
     with measuring("bench async") as bar:
         from starspec.bench.star.real_pair import QUICK, RealPairPlan, blocks, measure_real_pair  # noqa: PLC0415
 
-        plan = QUICK if quick else RealPairPlan()
-        plan = replace(plan, num_prompts=num_prompts or plan.num_prompts)
-        target_model = ModelConfig(model=target, dtype=dtype, num_rows=1, num_threads=1)
-        draft_model = ModelConfig(model=draft, dtype=dtype, quantization=draft_quantization, num_rows=1, num_threads=1)
+        plan = over(QUICK if quick else RealPairPlan(), options)
         prompts = all_prompts(dataset)
         bar.begin("decoding", plan.num_turns + (3 if traces else 0))
-        report = measure_real_pair(target_model, draft_model, prompts, plan, bar.turn, traces)
+        report = measure_real_pair(*_on_one_core(pair), prompts, plan, bar.turn, traces)
     publish(report, blocks(report), json_file, quick=quick)
 
 
@@ -167,11 +172,10 @@ def _async_synthetic(quick: bool, json_file: Path | None) -> None:
     publish(report, blocks(report), json_file, quick=quick)
 
 
+@bound
 def warm(
-    draft: opt.GivenDraft,
-    draft_quantization: opt.GivenQuantization = "int4",
-    dtype: opt.Dtype = opt.MODEL.dtype,
-    num_threads: opt.NumThreads = None,
+    draft: Annotated[ModelPair, take("draft", "quantization", target="")],
+    model: Annotated[ModelConfig, take("dtype", "num_threads", model="", num_rows=1)],
     quick: Quick = False,
     json_file: JsonFile = None,
 ) -> None:
@@ -180,9 +184,7 @@ def warm(
         from starspec.bench.warm import QUICK, WarmPlan, blocks, measure_warm  # noqa: PLC0415 (torch)
 
         plan = QUICK if quick else WarmPlan()
-        model = ModelConfig(
-            model=draft, dtype=dtype, quantization=draft_quantization, num_rows=1, num_threads=num_threads
-        )
+        model = replace(model, model=draft.draft, quantization=draft.quantization)
         bar.begin("idling and drafting", plan.num_repeats)
         report = measure_warm(model, plan, bar.turn)
     publish(report, blocks(report), json_file, quick=quick)

@@ -16,7 +16,8 @@
     app.command()(measure)
 
 A parameter whose type is a dataclass with `Option` fields stands for the options of all these fields, or of those that
-`take` names. `take` may give other defaults, and values of fields that are not options.
+`take` names. `take` may give other defaults, and values of fields that are not options. A field without an `Option`
+whose type is such a dataclass stands for its options too, unless `take` names fields.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import typer
 
 from starspec.cli import given
 from starspec.config.checks import hints_of, options_of, split
-from starspec.config.option import Option
+from starspec.config.option import NONE_GIVEN, Option
 
 T = TypeVar("T")
 
@@ -43,6 +44,7 @@ TEXT_FORMS: Final[Mapping[str, Callable[[str, str, Option], Any]]] = {
     "ports": lambda text, flag, _: given.port_range(text, flag),
     "numbers": lambda text, flag, option: given.numbers(text, flag, int(option.least or 0)),
     "reals": lambda text, flag, _: given.reals(text, flag),
+    "names": lambda text, *_: tuple(dict.fromkeys(name.strip() for name in text.split(","))),
 }
 """Form -> function from (text, flag, option) to the field's value."""
 
@@ -102,11 +104,26 @@ class _Group:
     taken: Taken
 
     def parameters(self, group: str) -> list[inspect.Parameter]:
-        options = self.taken.options(self.kind)
-        return [self._parameter(f"{group}_{name}", name, option) for name, option in options.items()]
+        options, parts = self.taken.options(self.kind), self._parts()
+        found: list[inspect.Parameter] = []
+        for name in self.taken.names or hints_of(self.kind):
+            if name in options:
+                found.append(self._parameter(f"{group}_{name}", name, options[name]))
+            elif name in parts:
+                found += parts[name].parameters(f"{group}_{name}")
+        return found
+
+    def _parts(self) -> dict[str, _Group]:
+        """The fields that are configs with options of their own."""
+        if self.taken.names:
+            return {}
+        groups = {name: _group_of(hint) for name, hint in hints_of(self.kind).items()}
+        return {name: group for name, group in groups.items() if group and options_of(group.kind)}
 
     def _parameter(self, parameter: str, name: str, option: Option) -> inspect.Parameter:
         default = _written(self._default(name), option)
+        if default == "" and option.shown is None:
+            option = replace(option, shown=NONE_GIVEN)
         return inspect.Parameter(
             parameter,
             inspect.Parameter.KEYWORD_ONLY,
@@ -125,7 +142,8 @@ class _Group:
         options = self.taken.options(self.kind)
         read = {name: _read(values[f"{group}_{name}"], name, option) for name, option in options.items()}
         said = {name: value for name, value in read.items() if value is not None}
-        return self.kind(**{**self.taken.values, **said})
+        parts = {name: part.build(f"{group}_{name}", values) for name, part in self._parts().items()}
+        return self.kind(**{**self.taken.values, **parts, **said})
 
 
 def _group_of(hint: Any) -> _Group | None:
@@ -133,15 +151,6 @@ def _group_of(hint: Any) -> _Group | None:
     if not is_dataclass(kind) or not isinstance(kind, type):
         return None
     return _Group(kind, next((each for each in extras if isinstance(each, Taken)), take()))
-
-
-def option_of(kind: type, name: str, **changes: Any) -> Any:
-    """A field's option among typer's own parameters: `Annotated[Dtype, option_of(ModelConfig, "dtype")]`.
-
-    Args:
-        changes: attributes of its Option that differ.
-    """
-    return _typer_option(name, replace(options_of(kind)[name], **changes))
 
 
 def flag_of(kind: type, name: str) -> str:
@@ -181,7 +190,7 @@ def _written(default: Any, option: Option) -> Any:
         return None if default == () else default
     if not default:
         return None
-    return ",".join(map(str, default)) if option.form in ("numbers", "reals") else str(default)
+    return ",".join(map(str, default)) if option.form in ("numbers", "reals", "names") else str(default)
 
 
 def _read(value: Any, name: str, option: Option) -> Any:

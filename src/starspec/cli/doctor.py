@@ -2,90 +2,89 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from starspec.cli import options as opt
+from starspec.cli.binder import bound, take
 from starspec.cli.files import JsonFile, PromptFile, spread_prompts
 from starspec.cli.measuring import measuring, publish, show
-from starspec.cli.options import MEASURE
-from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.config import ModelConfig, Option, SpeculativeConfig
+from starspec.config.option import MEASURE, NONE_GIVEN
 from starspec.errors import ConfigError
+from starspec.harness.model_pair import ModelPair
 
 
-def doctor(
-    target: opt.MaybeTarget = None,
-    draft: opt.MaybeDraft = None,
-    draft_quantization: opt.GivenQuantization = "none",
-    spec_method: opt.GivenMethod = "draft_model",
-    prompts: PromptFile = None,
-    num_prompts: Annotated[
-        int, typer.Option(min=1, help="Prompts used, evenly over the file.", rich_help_panel=MEASURE)
-    ] = 8,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.", rich_help_panel=MEASURE)] = 48,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    """How much is measured, and for what the forecast is made."""
+
+    num_prompts: Annotated[int, Option("Prompts used, evenly over the file.", MEASURE, least=1)] = 8
+    max_tokens: Annotated[int, Option("Tokens of an answer.", MEASURE, least=2)] = 48
     max_draft_tokens: Annotated[
-        int, typer.Option(min=1, max=15, help="Largest number of draft tokens to consider.", rich_help_panel=MEASURE)
-    ] = 8,
-    round_trip_ms: Annotated[
-        float,
-        typer.Option(min=0.0, help="Between target and hub, added to each round.", rich_help_panel=MEASURE),
-    ] = 0.0,
+        int, Option("Largest number of draft tokens to consider.", MEASURE, least=1, most=15)
+    ] = 8
+    round_trip_ms: Annotated[float, Option("Between target and hub, added to each round.", MEASURE, least=0.0)] = 0.0
     tree_report: Annotated[
         Path | None,
-        typer.Option(
-            help="Report of `bench tree --json` for this pair: its best trees are recommended too.",
-            show_default=opt.NONE_GIVEN,
-            rich_help_panel=MEASURE,
+        Option(
+            "Report of `bench tree --json` for this pair: its best trees are recommended too.",
+            MEASURE,
+            shown=NONE_GIVEN,
         ),
-    ] = None,
+    ] = None
+
+
+@bound
+def doctor(
+    model: Annotated[ModelConfig, take("model", "dtype", "device", "numerics", "num_threads", model="")],
+    draft: Annotated[ModelPair, take("draft", "quantization", "method", target="", draft="", quantization="none")],
+    options: DoctorOptions,
+    prompts: PromptFile = None,
     vllm: Annotated[
         str | None,
         typer.Option(
             help="A running vLLM server, http://host:port, instead of --target. With --draft: forecast its speed-up. "
             "Without: show the server's own counters. Its api key comes from OPENAI_API_KEY.",
-            show_default=opt.NONE_GIVEN,
+            show_default=NONE_GIVEN,
         ),
     ] = None,
     json_file: JsonFile = None,
-    dtype: opt.Dtype = opt.MODEL.dtype,
-    device: opt.Device = opt.MODEL.device,
-    numerics: opt.Numerics = opt.MODEL.numerics,
-    num_threads: opt.NumThreads = None,
 ) -> None:
     """Check a target and a draft: do they fit, how often is the draft right, which speed-up can be expected?
 
     The target is a model or a running vLLM server. Exits 1 if they cannot be used together.
     """
     if vllm is not None:
-        if target is not None or tree_report is not None:
+        if model.model or options.tree_report is not None:
             raise ConfigError("--vllm takes the place of --target, and no --tree-report is of a vLLM server")
-        if draft is None:
+        if not draft.draft:
             if json_file is not None:
                 raise ConfigError("--vllm without --draft measures nothing that --json could keep")
             _read_counters(vllm)
             return
-    if draft is None or (target is None and vllm is None):
+    if not draft.draft or not (model.model or vllm is not None):
         raise ConfigError("give --target and --draft, or --vllm")
-    speculative = SpeculativeConfig(method=spec_method, model=draft, quantization=draft_quantization)
-    model = ModelConfig(model=target or draft, dtype=dtype, device=device, numerics=numerics, num_threads=num_threads)
+    speculative = SpeculativeConfig(method=draft.method, model=draft.draft, quantization=draft.quantization)
+    model = replace(model, model=model.model or draft.draft)
     with measuring("doctor") as bar:
         from starspec.doctor.examine import examine  # noqa: PLC0415 (these import torch)
         from starspec.doctor.text import blocks  # noqa: PLC0415
         from starspec.doctor.vllm import examine_vllm  # noqa: PLC0415
 
-        chosen = spread_prompts(prompts, num_prompts)
+        chosen = spread_prompts(prompts, options.num_prompts)
         bar.begin("examining", None)
-        look = partial(examine_vllm, vllm) if vllm is not None else partial(examine, tree_report=tree_report)
+        look = partial(examine_vllm, vllm) if vllm is not None else partial(examine, tree_report=options.tree_report)
         found = look(
             model,
             speculative,
             chosen,
-            max_tokens=max_tokens,
-            max_draft_tokens=max_draft_tokens,
-            link_s=round_trip_ms / 1e3,
+            max_tokens=options.max_tokens,
+            max_draft_tokens=options.max_draft_tokens,
+            link_s=options.round_trip_ms / 1e3,
         )
     setting = "--spec-tokens" if vllm is None else "num_speculative_tokens"
     publish(found, blocks(found, setting), json_file, fails=not found.is_usable)

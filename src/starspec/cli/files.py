@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from starspec.cli.options import MEASURE, NONE_GIVEN
+from starspec.config.option import MEASURE, NONE_GIVEN
 from starspec.errors import ConfigError
 from starspec.harness.figures import check_format, require_matplotlib
 from starspec.output_files import why_no_file, why_no_folder

@@ -13,7 +13,7 @@ import typer
 from starspec.cli.binder import bound, take
 from starspec.cli.process import log_to_stderr
 from starspec.cli.serve import TARGET_MODEL
-from starspec.cli.speculation import DraftOptions
+from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions
 from starspec.config import ModelConfig, Option, ProcessConfig
 from starspec.config.option import NONE_GIVEN, SAMPLING
 from starspec.models.loading.locate import folder_name
@@ -52,10 +52,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.", metavar="PROMPT")],
     *,
     model: Annotated[ModelConfig, take(*TARGET_MODEL)],
-    drafting: Annotated[
-        DraftOptions,
-        take("model", "quantization", "method", "num_speculative_tokens", "draft_p_min", "json_text"),
-    ],
+    drafting: Annotated[DraftOptions, take(*DRAFT_OPTIONS)],
     sampling: SamplingOptions,
     process: Annotated[ProcessConfig, take("log_level", log_level="warning")],
 ) -> None:

@@ -12,8 +12,8 @@ import rich.table
 import typer
 from rich.console import Console
 
-from starspec.cli.options import MEASURE
 from starspec.cli.process import log_to_stderr
+from starspec.config.option import MEASURE
 from starspec.harness.table import Block, Table
 from starspec.models.loading.progress import listening
 from starspec.observe.progress import ProgressBar

@@ -1,24 +1,15 @@
-"""Options that several commands share and that are not fields of one config, and names for those that are."""
+"""Options that several commands share and that are not fields of one config."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, TypeVar
 
-from starspec import config
 from starspec.cli import given
-from starspec.cli.binder import option_of
-from starspec.cli.speculation import DraftOptions
-from starspec.config import MAX_PASSED_OVER, MIN_GROUP, BatchingConfig, BatchingMethod, ModelConfig
-from starspec.config.option import A_MODEL, LIMITS, MEASURE, MODELS, NONE_GIVEN, SAMPLING, Option
-from starspec.draft_methods import DraftMethod
-from starspec.harness.model_pair import ModelMethod, ModelPair
+from starspec.config import MAX_PASSED_OVER, MIN_GROUP, BatchingConfig, BatchingMethod
+from starspec.config.option import LIMITS, Option
 
-__all__ = ["A_MODEL", "LIMITS", "MEASURE", "MODELS", "NONE_GIVEN", "SAMPLING"]
-
-MODEL = ModelConfig(model="")  # its defaults are the options' defaults
-
-# ---------------------------------------------------------------- batching
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,30 +56,7 @@ class BatchingOptions:
         return given.batching_config(self.batching, self.window, self.max_passed_over, self.min_group)
 
 
-# ---------------------------------------------------------------- for commands with typer's own parameters
-
-TargetModel = Annotated[str, option_of(ModelConfig, "model")]
-MaybeTarget = Annotated[str | None, option_of(ModelConfig, "model", shown=NONE_GIVEN)]
-Dtype = Annotated[config.Dtype, option_of(ModelConfig, "dtype")]
-Device = Annotated[str, option_of(ModelConfig, "device")]
-Numerics = Annotated[config.Numerics, option_of(ModelConfig, "numerics")]
-MaxModelLen = Annotated[int | None, option_of(ModelConfig, "max_model_len")]
-NumThreads = Annotated[int | None, option_of(ModelConfig, "num_threads")]
-
-DraftModel = Annotated[str | None, option_of(DraftOptions, "model")]
-DraftQuantization = Annotated[config.Quantization | None, option_of(DraftOptions, "quantization")]
-SpecMethod = Annotated[DraftMethod | None, option_of(DraftOptions, "method")]
-SpecTokens = Annotated[int | None, option_of(DraftOptions, "num_speculative_tokens")]
-DraftPMin = Annotated[float | None, option_of(DraftOptions, "draft_p_min")]
-SpeculativeJson = Annotated[str | None, option_of(DraftOptions, "json_text")]
-
-Window = Annotated[int | None, option_of(BatchingOptions, "window")]
-MaxPassedOver = Annotated[int | None, option_of(BatchingOptions, "max_passed_over")]
-MinGroup = Annotated[int | None, option_of(BatchingOptions, "min_group")]
-
-# ---------------------------------------------------------------- drafts of measurements: always given, never JSON
-
-MaybeDraft = Annotated[str | None, option_of(ModelPair, "draft", shown=NONE_GIVEN)]
-GivenDraft = Annotated[str, option_of(ModelPair, "draft")]
-GivenQuantization = Annotated[config.Quantization, option_of(ModelPair, "quantization")]
-GivenMethod = Annotated[ModelMethod, option_of(ModelPair, "method")]
+def over(plan: T, options: Any) -> T:
+    """A plan with the values of options that were given; None = not given. Their fields have the plan's names."""
+    given_ones = {each.name: getattr(options, each.name) for each in fields(options)}
+    return replace(plan, **{name: value for name, value in given_ones.items() if value is not None})  # type: ignore[type-var]

@@ -15,6 +15,7 @@ from starspec.errors import ConfigError
 
 FLAG: Final = "--speculative-config"
 SHORT_FORMS: Final = ("method", "model", "quantization", "num_speculative_tokens", "draft_p_min")
+DRAFT_OPTIONS: Final = ("model", "quantization", "method", "num_speculative_tokens", "draft_p_min", "json_text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from starspec.cli.display import Display, LineDisplay, TableDisplay
 from starspec.cli.options import BatchingOptions
 from starspec.cli.process import check_file
 from starspec.cli.serve import TARGET_MODEL
-from starspec.cli.speculation import DraftOptions
+from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions
 from starspec.config import (
     GatewayConfig,
     HubConfig,
@@ -108,10 +108,7 @@ def up(
     *,
     model: Annotated[ModelConfig, take(*TARGET_MODEL, model="")],
     star: StarOptions,
-    drafting: Annotated[
-        DraftOptions,
-        take("model", "quantization", "method", "num_speculative_tokens", "draft_p_min", "json_text"),
-    ],
+    drafting: Annotated[DraftOptions, take(*DRAFT_OPTIONS)],
     api: Annotated[GatewayConfig, take(*API)],
     limits: Annotated[TargetConfig, take(*TARGET_LIMITS)],
     batching: BatchingOptions,

@@ -21,7 +21,7 @@ MEASURE: Final = "Measurement"
 NONE_GIVEN: Final = "none"
 A_MODEL: Final = "Hugging Face folder, hub id, .gguf file, or synthetic:KEY=VALUE,..."
 
-Form = Literal["plain", "path", "memory", "by_name", "word_or_number", "ports", "numbers", "reals"]
+Form = Literal["plain", "path", "memory", "by_name", "word_or_number", "ports", "numbers", "reals", "names"]
 """How a value is written on the command line.
 
 plain             as the field's own type
@@ -31,6 +31,7 @@ by_name           NAME=NUMBER,...
 word_or_number    one of the field's words, or a number
 ports             FIRST-LAST
 numbers, reals    several with commas between
+names             several words with commas between; a repeated one counts once
 """
 
 

@@ -1,4 +1,7 @@
-"""The gateway as a process: one event loop that runs uvicorn and the connections to targets and hub."""
+"""The gateway as a process: one event loop that runs uvicorn and the connections to targets and hub.
+
+The config of the connections is checked at once; the event loop connects later.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import asyncio
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -14,22 +18,65 @@ import uvicorn
 
 from starspec.audit import AuditLog
 from starspec.config import GatewayConfig
+from starspec.errors import ConfigError
 from starspec.gateway.app import Services, build_app
-from starspec.gateway.connections import Connect, Connections, zmq_connections
 from starspec.gateway.drain import Drain
 from starspec.gateway.http_errors import HttpError
 from starspec.gateway.http_protocol import MAX_HEAD_BYTES, ConnectionTable, Timeouts
 from starspec.gateway.http_server import DrainingServer, affordable_connections, listen, redirect_uvicorn_log
-from starspec.gateway.hub_status import HubStatusPoller
+from starspec.gateway.hub_status import FetchHubStatus, HubStatusClient, HubStatusPoller
 from starspec.gateway.metrics import GatewayMetrics
+from starspec.gateway.routed_target import ServingLink
 from starspec.gateway.router import Router
 from starspec.gateway.served_model import load_served_model
 from starspec.gateway.translate import Translator
 from starspec.log_limit import LogLimit
+from starspec.wire.keys import load_keys, require_keys
+from starspec.wire.transports.serving_client import ServingClient
+from starspec.wire.transports.sockets import host_of
 
 CLOSE_S: Final = 1  # to send the last bytes on connections that are still open
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """The connections of one gateway."""
+
+    links: Sequence[ServingLink]  # the router closes them
+    fetch_hub_status: FetchHubStatus | None = None  # None leaves the hub out of /metrics
+    close: Callable[[], None] = lambda: None  # closes the connection to the hub
+
+
+Connect = Callable[[], Connections]
+"""Makes the connections. Called once, inside the event loop that will use them."""
+
+
+def zmq_connections(config: GatewayConfig) -> Connect:
+    """A function that connects to the configured targets and hub over ZeroMQ.
+
+    Raises: ConfigError for a missing target, a malformed address, bad keys, or an address that needs keys.
+    """
+    if not config.targets and config.hub is None:
+        raise ConfigError(
+            "a gateway needs at least one target: give its serving address, tcp://host:port; or a hub, for its metrics"
+        )
+    keys = load_keys(config.keys, "gateway")
+    for endpoint in config.targets:
+        host = host_of(endpoint, "a target")
+        require_keys(host, keys, config.insecure, "the gateway would connect to the target at")
+    if config.hub is not None:
+        require_keys(host_of(config.hub, "the hub"), keys, config.insecure, "the gateway would connect to the hub at")
+
+    def connect() -> Connections:
+        links = [ServingClient(endpoint, keys, config.insecure) for endpoint in config.targets]
+        if config.hub is None:
+            return Connections(links)
+        hub = HubStatusClient(config.hub, keys, config.insecure)
+        return Connections(links, hub, hub.close)
+
+    return connect
 
 
 class GatewayServer:

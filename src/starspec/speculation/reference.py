@@ -34,7 +34,7 @@ def propose_tokens(
         position = len(prompt_ids) + len(output_ids)
         candidates = sorted(list(known)[: max(num_tokens, num_candidates)])
         inside = support([known[token_id] for token_id in candidates], sampling)
-        allowed = {candidates[place] for place in inside}
+        allowed = {candidates[index] for index in inside}
         known = {
             each: known[each] + sampling.temperature * gumbel(sampling.seed, position, each) for each in candidates
         }

@@ -1,7 +1,7 @@
 """The target's answers on disk: `worker-N.jsonl` with one line for each answer.
 
-There may be more answers than fit into memory, so only the place of each is kept. If there are two answers to a prompt,
-one counts. A line that a killed run left unfinished is skipped.
+There may be more answers than fit into memory, so only the location of each is kept. If there are two answers to a
+prompt, one counts. A line that a killed run left unfinished is skipped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TrainingAnswer(msgspec.Struct, frozen=True, kw_only=True):
         return self.prompt_ids + self.answer_ids
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
     """Where an answer lies on disk."""
 
     prompt_index: int
@@ -43,20 +43,20 @@ class StoredAnswers(Sequence[TrainingAnswer]):
     Raises: ConfigError, at a look, if another process changed what is there.
     """
 
-    def __init__(self, places: Sequence[_Place]) -> None:
-        self._places = places
+    def __init__(self, locations: Sequence[_Location]) -> None:
+        self._locations = locations
 
     @property
     def indices(self) -> list[int]:
         """The indices of the answered prompts."""
-        return [place.prompt_index for place in self._places]
+        return [location.prompt_index for location in self._locations]
 
     def to_prompts(self, indices: Set[int]) -> StoredAnswers:
         """The answers to these prompts only."""
-        return StoredAnswers([place for place in self._places if place.prompt_index in indices])
+        return StoredAnswers([location for location in self._locations if location.prompt_index in indices])
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     @overload
     def __getitem__(self, which: int) -> TrainingAnswer: ...
@@ -66,33 +66,33 @@ class StoredAnswers(Sequence[TrainingAnswer]):
 
     def __getitem__(self, which: int | slice) -> TrainingAnswer | StoredAnswers:
         if isinstance(which, slice):
-            return StoredAnswers(self._places[which])
-        place = self._places[which]
+            return StoredAnswers(self._locations[which])
+        location = self._locations[which]
         try:
-            with place.path.open("rb") as file:
-                file.seek(place.start)
-                answer = _answer_in(file.read(place.num_bytes))
+            with location.path.open("rb") as file:
+                file.seek(location.start)
+                answer = _answer_in(file.read(location.num_bytes))
         except OSError as error:
-            raise ConfigError(f"'{place.path}' cannot be read any more: {error.strerror}") from error
-        if answer is None or answer.index != place.prompt_index:
-            raise ConfigError(f"'{place.path}' was changed while answers were read from it; start again")
+            raise ConfigError(f"'{location.path}' cannot be read any more: {error.strerror}") from error
+        if answer is None or answer.index != location.prompt_index:
+            raise ConfigError(f"'{location.path}' was changed while answers were read from it; start again")
         return answer
 
 
 def read_answers(folder: Path, min_tokens: int = 0) -> StoredAnswers:
     """The answers so far, one for each prompt; only those with at least so many tokens."""
-    places = dict[int, _Place | None]()
+    locations = dict[int, _Location | None]()
     for path in sorted(folder.glob("worker-*.jsonl")):
         start = 0
         with path.open("rb") as file:
             for line in file:
                 answer = _answer_in(line)
                 if answer is not None:
-                    found = _Place(answer.index, path, start, len(line))
-                    places.setdefault(answer.index, found if len(answer.answer_ids) >= min_tokens else None)
+                    found = _Location(answer.index, path, start, len(line))
+                    locations.setdefault(answer.index, found if len(answer.answer_ids) >= min_tokens else None)
                 start += len(line)
-    in_order = (places[index] for index in sorted(places))
-    return StoredAnswers([place for place in in_order if place is not None])
+    in_order = (locations[index] for index in sorted(locations))
+    return StoredAnswers([location for location in in_order if location is not None])
 
 
 class SaidTokens:

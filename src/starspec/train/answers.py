@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from io import FileIO
 from itertools import count
 from pathlib import Path
@@ -23,6 +22,7 @@ from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.request_specs import request_specs
 from starspec.sampling_params import SamplingParams
 from starspec.train.answer_files import SaidTokens, StoredAnswers, TrainingAnswer, read_answers
+from starspec.train.plan import AnswerPlan
 from starspec.train.work_folder import writing
 from starspec.train.workers import IsWanted, run_apart
 
@@ -30,23 +30,7 @@ SAMPLED_TEMPERATURE = 0.7
 MIN_ANSWER_TOKENS = 2  # a shorter answer has nothing to predict
 LOOK_EVERY_S = 5.0
 
-Asked = tuple[int, list[int]]  # a prompt's place among those to be answered, and its tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerPlan:
-    """How many answers the target gives, and how."""
-
-    target: str
-    dtype: str = "bfloat16"
-    device: str = "cpu"
-    num_tokens: int = 400_000  # of all answers together; afterwards no prompt starts
-    sampled_every: int = 4  # every fourth answer is sampled, the others are greedy; 0 = all are greedy
-    max_new_tokens: int = 160
-    max_model_len: int = 512  # longer prompts are left out
-    batch: int = 64  # answers at once, of each worker
-    num_workers: int = 1  # processes, each with its share of the threads
-    num_threads: int = 1  # of one worker
+Asked = tuple[int, list[int]]  # a prompt's index among those to be answered, and its tokens
 
 
 def answer_prompts(

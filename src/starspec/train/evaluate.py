@@ -74,9 +74,9 @@ def chain_acceptance(
     tried, right = [0] * num_steps, [0] * num_steps
     rows = lm_head if draft_token_ids is None else lm_head[draft_token_ids]
     lengths = [len(text) for text in texts]
-    order = sorted(range(len(texts)), key=lambda place: lengths[place])
-    for places in batches_of(lengths, order, BATCH_TOKENS):
-        batch = collate([texts[place] for place in places]).to(embedding.device)
+    order = sorted(range(len(texts)), key=lambda index: lengths[index])
+    for indices in batches_of(lengths, order, BATCH_TOKENS):
+        batch = collate([texts[index] for index in indices]).to(embedding.device)
         with torch.autocast(embedding.device.type, torch.bfloat16, enabled=embedding.dtype == torch.bfloat16):
             is_right = drawn_right(head, batch, embedding, rows, draft_token_ids, num_steps)
         for line, answer_length in zip(is_right.tolist(), batch.answer_lengths.tolist(), strict=True):
@@ -108,8 +108,8 @@ def drawn_right(
         choice = torch.stack([(head.spoken(line).to(rows.dtype) @ rows.T).argmax(-1) for line in h])
         if draft_token_ids is not None:
             choice = draft_token_ids.to(choice.device)[choice]
-        places = batch.anchors + 2 + step
-        found.append((choice == batch.token_ids.gather(1, places.clamp(max=num_slots))) & (places < ends))
+        indices = batch.anchors + 2 + step
+        found.append((choice == batch.token_ids.gather(1, indices.clamp(max=num_slots))) & (indices < ends))
     return torch.stack(found, -1)
 
 

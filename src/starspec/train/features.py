@@ -59,9 +59,9 @@ def load_target(name: str, dtype: torch.dtype = torch.bfloat16, device: str = "c
 
     from starspec.models.loading.tokenizer import eos_token_ids  # noqa: PLC0415
 
-    place, folder = take_device(device), locate(name)
+    torch_device, folder = take_device(device), locate(name)
     with as_model_error(f"'{name}' cannot be read"):
-        model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).to(place).eval()
+        model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).to(torch_device).eval()
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
     return Target(model, eos_token_ids(folder, tokenizer))
 
@@ -97,9 +97,9 @@ def collect_features(
 class Text:
     """One prompt and answer with the target's hidden states: a view into a shard."""
 
-    def __init__(self, shard: dict[str, Tensor], place: int) -> None:
+    def __init__(self, shard: dict[str, Tensor], index: int) -> None:
         self._shard = shard
-        start, self.prompt_length, self.answer_length, has_end, self.index, is_greedy = shard["texts"][place].tolist()
+        start, self.prompt_length, self.answer_length, has_end, self.index, is_greedy = shard["texts"][index].tolist()
         self._span = slice(start, start + self.prompt_length + self.answer_length)
         self.has_end, self.is_greedy = bool(has_end), bool(is_greedy)
 
@@ -146,7 +146,7 @@ def read_shard(path: Path) -> list[Text]:
     """The texts of one shard. Their tensors stay on disk until they are used."""
     with safe_open(path, framework="pt") as file:
         shard = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    return [Text(shard, place) for place in range(len(shard["texts"]))]
+    return [Text(shard, index) for index in range(len(shard["texts"]))]
 
 
 def collate(texts: Sequence[Text]) -> Batch:
@@ -157,10 +157,10 @@ def collate(texts: Sequence[Text]) -> Batch:
     token_ids = torch.zeros(len(texts), longest, dtype=torch.int64)
     features = torch.zeros(len(texts), longest, first.features.shape[1], dtype=first.features.dtype)
     last_hidden = torch.zeros(len(texts), num_anchors, first.last_hidden.shape[1], dtype=first.last_hidden.dtype)
-    for place, text in enumerate(texts):
-        token_ids[place, : len(text)] = text.token_ids
-        features[place, : len(text)] = text.features
-        last_hidden[place, : text.answer_length] = text.last_hidden
+    for index, text in enumerate(texts):
+        token_ids[index, : len(text)] = text.token_ids
+        features[index, : len(text)] = text.features
+        last_hidden[index, : text.answer_length] = text.last_hidden
     return Batch(
         token_ids,
         features,
@@ -171,15 +171,15 @@ def collate(texts: Sequence[Text]) -> Batch:
     )
 
 
-def batches_of(lengths: Sequence[int], places: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Divide places into batches of at most `max_tokens`, padding included."""
+def batches_of(lengths: Sequence[int], indices: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Divide indices into batches of at most `max_tokens`, padding included."""
     batch, longest = list[int](), 0
-    for place in places:
-        longest = max(longest, lengths[place])
+    for index in indices:
+        longest = max(longest, lengths[index])
         if batch and longest * (len(batch) + 1) > max_tokens:
             yield batch
-            batch, longest = [], lengths[place]
-        batch.append(place)
+            batch, longest = [], lengths[index]
+        batch.append(index)
     if batch:
         yield batch
 
@@ -188,11 +188,11 @@ def batches_of(lengths: Sequence[int], places: Sequence[int], max_tokens: int) -
 def _write_shard(target: Target, answers: Sequence[TrainingAnswer], layers: Sequence[int], path: Path) -> None:
     lengths = [len(answer.token_ids) for answer in answers]
     found = dict[int, tuple[Tensor, Tensor]]()
-    by_length = sorted(range(len(answers)), key=lambda place: lengths[place])
+    by_length = sorted(range(len(answers)), key=lambda index: lengths[index])
     for batch in batches_of(lengths, by_length, BATCH_TOKENS):
-        token_ids = torch.zeros(len(batch), max(lengths[place] for place in batch), dtype=torch.int64)
-        for line, place in enumerate(batch):
-            token_ids[line, : lengths[place]] = torch.tensor(answers[place].token_ids)
+        token_ids = torch.zeros(len(batch), max(lengths[index] for index in batch), dtype=torch.int64)
+        for line, index in enumerate(batch):
+            token_ids[line, : lengths[index]] = torch.tensor(answers[index].token_ids)
         states = target.model.model(  # padding comes after the text, so causal attention ignores it
             token_ids.to(target.embedding.device), output_hidden_states=True, use_cache=False
         ).hidden_states
@@ -203,12 +203,12 @@ def _write_shard(target: Target, answers: Sequence[TrainingAnswer], layers: Sequ
         if not is_finite:
             raise ConfigError(
                 f"hidden states of the target in {target.embedding.dtype} are not finite numbers, in answers to "
-                f"prompts {min(answers[place].index for place in batch)} to "
-                f"{max(answers[place].index for place in batch)}: "
+                f"prompts {min(answers[index].index for index in batch)} to "
+                f"{max(answers[index].index for index in batch)}: "
                 "a head could not learn from them; try another --dtype"
             )
-        for line, place in enumerate(batch):
-            found[place] = joined[line, : lengths[place]].clone(), last[line, : lengths[place]].clone()
+        for line, index in enumerate(batch):
+            found[index] = joined[line, : lengths[index]].clone(), last[line, : lengths[index]].clone()
     table, start = [], 0
     for answer, length in zip(answers, lengths, strict=True):
         has_end = answer.answer_ids[-1] in target.eos_token_ids
@@ -219,8 +219,8 @@ def _write_shard(target: Target, answers: Sequence[TrainingAnswer], layers: Sequ
     whole = {
         "texts": torch.tensor(table, dtype=torch.int64),
         "token_ids": torch.tensor(_token_ids(answers), dtype=torch.int32),
-        "features": torch.cat([found[place][0] for place in range(len(answers))]),
-        "last_hidden": torch.cat([found[place][1] for place in range(len(answers))]),
+        "features": torch.cat([found[index][0] for index in range(len(answers))]),
+        "last_hidden": torch.cat([found[index][1] for index in range(len(answers))]),
     }
     unfinished = path.with_suffix(".part")
     with writing(path):

@@ -25,8 +25,8 @@ class Wanted:
     mean_rows: Tensor  # [N, C]: p W
     choices: Tensor  # [N]: the target's first choice
 
-    def __getitem__(self, places: Tensor) -> Wanted:
-        return Wanted(self.mean_rows[places], self.choices[places])
+    def __getitem__(self, indices: Tensor) -> Wanted:
+        return Wanted(self.mean_rows[indices], self.choices[indices])
 
 
 @dataclass(frozen=True, slots=True)

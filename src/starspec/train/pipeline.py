@@ -19,9 +19,9 @@ from starspec.train.answers import answer_prompts, check_answers
 from starspec.train.evaluate import chain_acceptance, split
 from starspec.train.features import Target, Text, collect_features, load_target
 from starspec.train.head import TrainedHead
-from starspec.train.plan import HeadPlan, check_plan
+from starspec.train.plan import HeadPlan
 from starspec.train.report import TrainReport, card_text, draw_curves
-from starspec.train.start import begin_like_head, begin_like_target, frequent_tokens, hash_head, head_spec
+from starspec.train.start import begin_like_head, begin_like_target, check_plan, frequent_tokens, hash_head, head_spec
 from starspec.train.trainer import Trainer, TrainingProgress, TrainingStage
 from starspec.train.work_folder import stage_folder, writing
 
@@ -57,11 +57,7 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     texts = collect_features(
         target, answers, layers, folders.features, lambda num: advance("collecting features", num, len(answers))
     )
-    held_out, learnt = split(texts, prompts, plan.held_out_every)
-    held_out = held_out[:MAX_HELD_OUT]
-    if plan.learn_prompts:
-        opening = _len_shared(answer.prompt_ids for answer in answers)
-        learnt = [text.learnt_from(opening) for text in learnt]
+    held_out, learnt = _divide(plan, texts, prompts, answers)
     learnt_from = answers.to_prompts({text.index for text in learnt})
     draft_token_ids = _draft_token_ids(plan, learnt_from, target)
     torch.manual_seed(plan.training.seed)
@@ -93,6 +89,17 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     saving = _Saving(begun, plan.out, head, target, held_out, draft_token_ids, untrained)
     trainer.run(saving.save, lambda: advance("training", round(1000 * trainer.share_done), 1000))
     return saving.report
+
+
+def _divide(
+    plan: HeadPlan, texts: Sequence[Text], prompts: Sequence[Prompt], answers: Sequence[TrainingAnswer]
+) -> tuple[list[Text], list[Text]]:
+    """The texts on which the head is measured, and those from which it learns."""
+    held_out, learnt = split(texts, prompts, plan.held_out_every)
+    if plan.learn_prompts:
+        opening = _len_shared(answer.prompt_ids for answer in answers)
+        learnt = [text.learnt_from(opening) for text in learnt]
+    return held_out[:MAX_HELD_OUT], learnt
 
 
 @dataclass(slots=True)
@@ -188,7 +195,7 @@ def _len_shared(prompts: Iterable[list[int]]) -> int:
 def _draft_token_ids(plan: HeadPlan, answers: Sequence[TrainingAnswer], target: Target) -> Tensor | None:
     vocab_size = target.config.vocab_size
     size = plan.draft_vocab_size
-    if plan.method == "eagle" or size is None or size >= vocab_size:
+    if plan.method == "eagle" or size >= vocab_size:
         return None
     return frequent_tokens(answers, size, vocab_size)
 

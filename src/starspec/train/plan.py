@@ -1,87 +1,136 @@
-"""The plan of a training, and all checks of it that need no data."""
+"""How a head is trained: the settings of `starspec train`, and what follows from them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Final, Literal
 
-from starspec.errors import ConfigError, ModelError
-from starspec.models.loading.config_json import read_config
-from starspec.models.loading.locate import is_synthetic, locate
-from starspec.train.answers import AnswerPlan
-from starspec.train.start import default_layers, earlier_head, head_spec
-from starspec.train.trainer import TrainPlan
+from starspec.config import Dtype, ModelConfig
+from starspec.config.checks import options_of
+from starspec.config.option import Option
+from starspec.errors import ConfigError
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "seed_oss")  # by transformers' model_type
+DATA, TRAINING = "Data", "Training"
+MAX_SEED: Final = 2**63 - 1  # largest seed that both torch and JSON can hold
+MAX_WORKERS: Final = 8  # that answer prompts on a CPU
+DEFAULT_MINUTES: Final = 30.0
+DEFAULT_TTT_STEPS: Final = 2
+
+MODEL_OPTIONS = options_of(ModelConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPlan:
+    """How many answers the target gives, and how."""
+
+    target: Annotated[str, MODEL_OPTIONS["model"]]
+    dtype: Annotated[Dtype, MODEL_OPTIONS["dtype"]] = "bfloat16"
+    device: Annotated[str, MODEL_OPTIONS["device"]] = "cpu"
+    # afterwards no prompt starts
+    num_tokens: Annotated[int, Option("Tokens of all answers together.", DATA, least=1)] = 400_000
+    sampled_every: int = 4  # every fourth answer is sampled, the others are greedy; 0 = all are greedy
+    max_new_tokens: Annotated[int, Option("Of one answer.", DATA, least=2)] = 160
+    max_model_len: Annotated[
+        int, Option("Tokens of prompt and answer; longer prompts are left out.", DATA, least=4)
+    ] = 512
+    batch: Annotated[int, Option("Answers at once.", DATA, least=1)] = 64  # of each worker
+    num_workers: int = 1  # processes, each with its share of the threads
+    num_threads: int = 1  # of one worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainPlan:
+    """How the head learns. Without steps and minutes it has no end, and `Trainer` refuses it."""
+
+    steps: Annotated[int | None, Option("Of the optimizer.", TRAINING, least=1, shown="no limit")] = None
+    # the limit that is reached first ends the training
+    minutes: Annotated[
+        float | None,
+        Option("Of the optimizer's time.", TRAINING, least=0.01, shown=f"{DEFAULT_MINUTES:g}, if no steps are given"),
+    ] = None
+    learning_rate: Annotated[float, Option("The highest.", TRAINING, least=0.0)] = 1e-3
+    warmup: int = 60  # steps
+    # padding included
+    batch_tokens: Annotated[int, Option("Of prompts and answers, in one step.", TRAINING, least=2)] = 2048
+    ttt_steps: Annotated[
+        int | None,
+        Option(
+            "Training-time-test steps, in which the head's own output is its input.",
+            TRAINING,
+            least=0,
+            shown=f"{DEFAULT_TTT_STEPS}; 0 for eagle",
+        ),
+    ] = None
+    step_decay: float = 0.8
+    save_every: Annotated[int, Option("Steps between two checkpoints with measurements.", TRAINING, least=1)] = 100
+    seed: Annotated[int, Option("Of the order and of the first weights.", TRAINING, least=0, most=MAX_SEED)] = 1
+    bf16: bool = True  # autocast
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ConfigError(f"the seed of a training should be 0 to {MAX_SEED}, but is {self.seed}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadPlan:
     """How one head is trained."""
 
-    method: Literal["eagle", "eagle3"]
-    prompts: Path
-    out: Path
     answers: AnswerPlan  # names the target
+    prompts: Annotated[Path, Option('JSON lines with "turns"; the target answers the first of each.', DATA)]
+    out: Path
+    method: Annotated[Literal["eagle", "eagle3"], Option("eagle: EAGLE-1 and EAGLE-2.", TRAINING)] = "eagle3"
+    data_licence: Annotated[str, Option("Of the prompts, for the model card.", DATA, ("--licence",))] = "not stated"
+    learn_prompts: Annotated[
+        bool,
+        Option(
+            "Train on the target's predictions within the prompts, too: more training data from the same answers.",
+            DATA,
+            ("--learn-prompts/--no-learn-prompts",),
+        ),
+    ] = False
+    start_from: Annotated[
+        Path | None,
+        Option("A head of the same shape that was trained before.", TRAINING, shown="the target's last layer"),
+    ] = None
+    draft_vocab_size: Annotated[
+        int, Option("Size of the draft vocabulary: the most frequent tokens; eagle3 only.", TRAINING, least=2)
+    ] = 8192
+    feature_layers: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Indices into hidden_states, as 2,15,27.",
+            TRAINING,
+            least=0,
+            shown="2, L/2, L-3; the last for eagle",
+            form="numbers",
+        ),
+    ] = None
     training: TrainPlan
-    start_from: Path | None = None  # a head that was trained before; None = the target's last layer
-    draft_vocab_size: int | None = 8192  # None = all tokens of the target, as EAGLE-1 always has
-    feature_layers: tuple[int, ...] | None = None  # None = those of the method
-    target_name: str | None = None  # name of the target in the checkpoint
-    data_licence: str = "not stated"
-    learn_prompts: bool = False  # learn the target's predictions within prompts, too
+    target_name: Annotated[str | None, Option("Name of the target in the checkpoint.", TRAINING, shown="as given")] = (
+        None
+    )
     held_out_every: int = 33  # one of so many prompts is held out for measuring
-    num_threads: int | None = None
+    num_threads: Annotated[int | None, MODEL_OPTIONS["num_threads"]] = None
 
-
-def check_plan(plan: HeadPlan) -> tuple[int, ...]:
-    """Check everything but the data, so that a mistake costs seconds and not hours.
-
-    Returns: the feature layers.
-    Raises: ConfigError or ModelError in one sentence.
-    """
-    answers = plan.answers
-    if answers.max_new_tokens >= answers.max_model_len:
-        raise ConfigError(
-            f"answers of {answers.max_new_tokens} tokens leave no room for a prompt in {answers.max_model_len}: "
-            "give a smaller --max-new-tokens or a larger --max-model-len"
+    def resolved(self, num_cores: int) -> HeadPlan:
+        """The plan with what follows from its other settings and from the cores of this process."""
+        threads = self.num_threads or num_cores
+        # one process for each core gives 1.3 times the tokens of one process with all cores, but needs more memory;
+        # on a GPU, processes would only wait for each other
+        num_workers = min(threads, MAX_WORKERS) if self.answers.device == "cpu" else 1
+        is_endless = self.training.steps is None and self.training.minutes is None
+        ttt_steps = self.training.ttt_steps
+        if ttt_steps is None:
+            ttt_steps = DEFAULT_TTT_STEPS if self.method == "eagle3" else 0
+        return replace(
+            self,
+            num_threads=threads,
+            answers=replace(self.answers, num_workers=num_workers, num_threads=max(1, threads // num_workers)),
+            training=replace(
+                self.training,
+                minutes=DEFAULT_MINUTES if is_endless else self.training.minutes,
+                ttt_steps=ttt_steps,
+                bf16=self.answers.dtype == "bfloat16",
+            ),
         )
-    if (plan.out / "README.md").exists() and not (plan.out / "provenance.json").exists():
-        raise ConfigError(f"'{plan.out}' has a README.md that is not a model card of ours: give another --out")
-    if (plan.out / "config.json").exists() and not (plan.out / "provenance.json").exists():
-        raise ConfigError(f"'{plan.out}' holds a model that we did not train: give another --out")
-    if plan.start_from is not None and plan.start_from.resolve() == plan.out.resolve():
-        raise ConfigError(f"'{plan.out}' cannot be both started from and renewed: give another --out")
-    config = _read_config(answers.target)
-    layers = plan.feature_layers or default_layers(plan.method, config.num_hidden_layers)
-    _check_layers(plan.method, layers, config.num_hidden_layers)
-    _check_family(answers.target, config)
-    if plan.start_from is not None:
-        spec = head_spec(plan.method, config, answers.target, config.vocab_size, layers)
-        earlier_head(plan.start_from, spec, config.num_hidden_layers)
-    return layers
-
-
-def _read_config(target: str) -> Any:
-    if is_synthetic(target):
-        raise ConfigError(f"'{target}' has no weights, so nothing can be learnt from it")
-    return read_config(target, locate(target))
-
-
-def _check_layers(method: str, layers: tuple[int, ...], num_layers: int) -> None:
-    if not all(0 <= layer <= num_layers for layer in layers):
-        raise ModelError(f"feature layers {layers}: this target has 0 (embeddings) to {num_layers}")
-    if any(later <= layer for layer, later in pairwise(layers)):
-        raise ModelError(f"feature layers {layers} should be increasing")
-    if method == "eagle" and len(layers) != 1:
-        raise ModelError(f"feature layers {layers}: an EAGLE-1 head reads one hidden state")
-    if method == "eagle" and layers != (num_layers,):
-        raise ModelError(f"feature layers {layers}: an EAGLE-1 head learns to foretell the last, {num_layers}")
-
-
-def _check_family(target: str, config: Any) -> None:
-    """Check that features and weights lie where the Llama and Qwen families have them."""
-    if config.model_type not in FAMILIES or getattr(config, "hidden_act", "silu") != "silu":
-        raise ModelError(f"'{target}' ({config.model_type}): heads can be trained for the Llama and Qwen families")

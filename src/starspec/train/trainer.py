@@ -25,36 +25,14 @@ from starspec.errors import ConfigError, OutputError
 from starspec.train.features import Text, batches_of, collate
 from starspec.train.head import TrainedHead
 from starspec.train.loss import soft_cross_entropy, step_weights, target_distribution
+from starspec.train.plan import DEFAULT_TTT_STEPS, TrainPlan
 from starspec.train.unroll import Batch, unroll
 from starspec.train.work_folder import uninterrupted, writing
 
 BETAS, WEIGHT_DECAY, MAX_GRADIENT = (0.9, 0.95), 0.01, 1.0
 LAST_RATE = 0.02  # learning rate at the end of the cosine, as a share of the highest
-MAX_SEED = 2**63 - 1  # largest seed that both torch and JSON can hold
 POOL = 512  # texts that are sorted by length together
 CE_BESIDE_FEATURES = 0.1  # EAGLE-1's weight of the cross-entropy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainPlan:
-    """How a head is trained."""
-
-    steps: int | None = None
-    minutes: float | None = None  # of this stage; the limit that is reached first ends it
-    learning_rate: float = 1e-3
-    warmup: int = 60  # steps
-    batch_tokens: int = 2048  # of prompts and answers, padding included
-    ttt_steps: int = 2  # training-time-test steps, in which the head's own output is its input
-    step_decay: float = 0.8
-    save_every: int = 100
-    seed: int = 1
-    bf16: bool = True  # autocast
-
-    def __post_init__(self) -> None:
-        if self.steps is None and self.minutes is None:
-            raise ConfigError("a training needs an end: steps or minutes")
-        if not 0 <= self.seed <= MAX_SEED:
-            raise ConfigError(f"the seed of a training should be 0 to {MAX_SEED}, but is {self.seed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +75,7 @@ class Trainer:
         lm_head: the target's rows that the head speaks through, [Vd, C].
         folder: where the state is kept.
         stage: what the texts are, for whoever reads of the head later.
+    Raises: ConfigError if the plan has no end.
     """
 
     def __init__(
@@ -109,6 +88,8 @@ class Trainer:
         folder: Path,
         stage: TrainingStage,
     ) -> None:
+        if plan.steps is None and plan.minutes is None:
+            raise ConfigError("a training needs an end: steps or minutes")
         self.head, self.texts, self.plan, self.folder = head, texts, plan, folder
         self._stage = stage
         self.embedding, self.lm_head = embedding, lm_head
@@ -200,10 +181,11 @@ class Trainer:
         batch = batch.to(device)
         cast = torch.autocast(device.type, torch.bfloat16) if plan.bf16 else nullcontext()
         with cast:
-            spoken = unroll(head, batch, self.embedding, plan.ttt_steps + 1)
+            ttt_steps = DEFAULT_TTT_STEPS if plan.ttt_steps is None else plan.ttt_steps
+            spoken = unroll(head, batch, self.embedding, ttt_steps + 1)
         first = batch.counts(0)
         wanted = target_distribution(batch.last_hidden[first], self.lm_head)
-        place = first.flatten().cumsum(0).view_as(first) - 1  # of an answer's token among `wanted`
+        index = first.flatten().cumsum(0).view_as(first) - 1  # of an answer's token among `wanted`
         total = spoken[0].new_zeros(())
         share_right = 0.0
         for step, (h, weight) in enumerate(zip(spoken, step_weights(len(spoken), plan.step_decay), strict=True)):
@@ -211,7 +193,7 @@ class Trainer:
             if not bool(counts.any()):
                 continue
             said = head.spoken(h[counts])
-            found = soft_cross_entropy(said, self.lm_head, wanted[place[counts] + step] if step else wanted)
+            found = soft_cross_entropy(said, self.lm_head, wanted[index[counts] + step] if step else wanted)
             loss = found.entropy / len(said)
             if not head.spec.is_eagle3:
                 features = _shifted(batch.last_hidden, step)[counts].float()
@@ -233,14 +215,14 @@ class Trainer:
             order = list(range(len(lengths)))
             rng.shuffle(order)
             pools = [
-                sorted(order[at : at + POOL], key=lambda place: lengths[place]) for at in range(0, len(order), POOL)
+                sorted(order[at : at + POOL], key=lambda index: lengths[index]) for at in range(0, len(order), POOL)
             ]
             batches = [batch for pool in pools for batch in batches_of(lengths, pool, self.plan.batch_tokens)]
             rng.shuffle(batches)
             for batch in batches:
                 number += 1
                 if number > num_done:
-                    yield collate([self.texts[place] for place in batch])
+                    yield collate([self.texts[index] for index in batch])
 
     # ---------------------------------------------------------------- state on disk
 
@@ -290,7 +272,7 @@ def _one_ahead(batches: Iterator[Batch]) -> Generator[Batch]:
 
 
 def _shifted(states: Tensor, step: int) -> Tensor:  # [B, A, C]
-    """Position m + step at place m. Values beyond the end do not count."""
+    """Position m + step at index m. Values beyond the end do not count."""
     return F.pad(states[:, step:], (0, 0, 0, min(step, states.shape[1])))
 
 

@@ -64,8 +64,8 @@ def unroll(head: TrainedHead, batch: Batch, embedding: Tensor, num_steps: int) -
     features = head.join(batch.features[:, :num_slots])
     x, residual = head.read(_embed(embedding, batch.token_ids[:, 1:]), features)
     keys, values = layer.self_attn.keys_values(x, slots)
-    places = anchors.clamp(max=num_slots - 1)[..., None]
-    x, residual = (each.gather(1, places.expand(-1, -1, each.shape[-1])) for each in (x, residual))
+    indices = anchors.clamp(max=num_slots - 1)[..., None]
+    x, residual = (each.gather(1, indices.expand(-1, -1, each.shape[-1])) for each in (x, residual))
     is_hidden = slots[:, None] > anchors[..., None]  # [B, A, T - 1]
     own = list[tuple[Tensor, Tensor]]()
     spoken = list[Tensor]()
@@ -95,8 +95,8 @@ def attend(
     weights = torch.cat(scores, -1).float().softmax(-1).to(values.dtype)
     num_past = keys.shape[2]
     attended: Tensor = (weights[..., :num_past].flatten(2, 3) @ values).view_as(queries)
-    for place, (_, value) in enumerate(own, start=num_past):
-        attended = attended + weights[..., place, None] * value[:, :, None]
+    for index, (_, value) in enumerate(own, start=num_past):
+        attended = attended + weights[..., index, None] * value[:, :, None]
     return attended
 
 

@@ -74,7 +74,15 @@ class BatchMethod:
 class BatchPlan:
     """How much to measure."""
 
-    methods: tuple[str, ...] = ("ragged", "eqspec", "exspec", "rollback", PLAIN)
+    methods: Annotated[
+        tuple[str, ...],
+        Option(
+            "Any of ragged, eqspec, exspec, exspec-unbounded (in which, as in the paper, a sequence may wait for "
+            "ever), rollback, plain, ragged-fast and plain-fast.",
+            MEASURE,
+            form="names",
+        ),
+    ] = ("ragged", "eqspec", "exspec", "rollback", PLAIN)
     batch_sizes: Annotated[tuple[int, ...], Option("Sequences of a round.", MEASURE, form="numbers", least=1)] = (
         1,
         2,

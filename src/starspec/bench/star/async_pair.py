@@ -12,7 +12,7 @@ from statistics import mean, median
 from typing import Final
 
 from starspec.bench.star.processes import Turn
-from starspec.bench.star.serving import Served, StarTargets, serve_turn
+from starspec.bench.star.serving import ServedTurn, StarTargets, serve_turn
 from starspec.config import HubConfig, ModelConfig, RunAhead
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
@@ -24,7 +24,7 @@ PLAIN_MS: Final = 22.0
 MAX_LENGTH: Final = 8  # of a chain that nobody waits for: it takes longer than three verifications
 MAX_MODEL_LEN: Final = 4096
 
-RoundRobin = dict[tuple[RunAhead, int], list[Served]]  # of each setting, by repeat
+RoundRobin = dict[tuple[RunAhead, int], list[ServedTurn]]  # of each setting, by repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +110,12 @@ def measure_async(plan: AsyncPlan, advance: Callable[[str], None]) -> Report:
 
 def _serve(
     plan: AsyncPlan, case: PaperCase, targets: StarTargets, run_ahead: RunAhead, length: int, seed: int
-) -> Served:
+) -> ServedTurn:
     turn = Turn(num_draft_tokens=length, warm_up_s=plan.warm_up_s, seconds=plan.seconds, seed=seed)
     return serve_turn(_model(case, "draft", DRAFT_MS), HubConfig(port=0, run_ahead=run_ahead), targets, 1, turn)
 
 
-def _row(case: PaperCase, run_ahead: RunAhead, length: int, turns: Sequence[Served]) -> AsyncRow:
+def _row(case: PaperCase, run_ahead: RunAhead, length: int, turns: Sequence[ServedTurn]) -> AsyncRow:
     middle = sorted(turns, key=lambda each: each.tokens_per_s)[len(turns) // 2]
     paper = {"off": case.synchronous, "chain": case.asynchronous}
     return AsyncRow(
@@ -132,7 +132,7 @@ def _row(case: PaperCase, run_ahead: RunAhead, length: int, turns: Sequence[Serv
     )
 
 
-def _best(served: RoundRobin, run_ahead: RunAhead) -> list[Served]:
+def _best(served: RoundRobin, run_ahead: RunAhead) -> list[ServedTurn]:
     """The turns of the fastest setting of this kind."""
     of_kind = [turns for setting, turns in served.items() if setting[0] == run_ahead]
     return max(of_kind, key=lambda turns: median(each.tokens_per_s for each in turns))

@@ -11,7 +11,7 @@ from statistics import median, median_low
 
 from starspec.bench.star import operating_point as point
 from starspec.bench.star.processes import NUM_TAGS, Turn, run_greedy
-from starspec.bench.star.serving import Served, SpareTurns, StarTargets
+from starspec.bench.star.serving import ServedTurn, SpareTurns, StarTargets
 from starspec.bench.star.traces import draw_traces, trace_turn
 from starspec.config import HubConfig, ModelConfig
 from starspec.harness.figures import require_matplotlib
@@ -134,7 +134,7 @@ def _serve_all(
     seed: int,
     spare: SpareTurns,
     advance: Callable[[str], None],
-) -> dict[str, Served]:
+) -> dict[str, ServedTurn]:
     """Run every service once with the same requests, one soon after the other."""
     served = {}
     there_and_back = list(SERVICES.items())[:: -1 if seed % 2 else 1]  # so that no service is always the last
@@ -192,7 +192,7 @@ def _model(name: str, num_rows: int = 1) -> ModelConfig:
     return ModelConfig(model=name, num_rows=num_rows, max_model_len=MAX_MODEL_LEN, num_threads=1)
 
 
-def _serve_by_weight(plan: StarPlan, spare: SpareTurns) -> Served:
+def _serve_by_weight(plan: StarPlan, spare: SpareTurns) -> ServedTurn:
     """Two targets that always wait, at a hub that serves one sequence at a time."""
     with StarTargets(len(WEIGHTS), _model(point.target_model(plan.slow_motion)), run_greedy) as targets:
         draft = _model(point.draft_model(plan.slow_motion), len(WEIGHTS) * NUM_TAGS)
@@ -218,13 +218,13 @@ def _notes(plan: StarPlan, spare: SpareTurns) -> dict[str, object]:
     }
 
 
-def _closed_form(served: Served) -> point.ClosedForm:
+def _closed_form(served: ServedTurn) -> point.ClosedForm:
     """From one target that is served alone: a round is S + Z, and its queueing counts as service."""
     service_ms = served.queue_ms + served.service_ms
     return point.ClosedForm(service_ms, 1e3 / served.proposals_per_s - service_ms)
 
 
-def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, Served]]) -> StarRow:
+def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, ServedTurn]]) -> StarRow:
     """Args:
     repeats: for each repeat, the result of each service."""
     served = sorted((each[service] for each in repeats), key=lambda each: each.tokens_per_s)[len(repeats) // 2]
@@ -272,11 +272,11 @@ def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, Served]]
     )
 
 
-def _gain(repeats: Sequence[Mapping[str, Served]]) -> float:
+def _gain(repeats: Sequence[Mapping[str, ServedTurn]]) -> float:
     return median(each[FULL].tokens_per_s / each[SINGLE].tokens_per_s for each in repeats)
 
 
-def _ratios(rows: Sequence[StarRow], weighted: Served) -> dict[str, float]:
+def _ratios(rows: Sequence[StarRow], weighted: ServedTurn) -> dict[str, float]:
     turns = [each for row in rows for each in row.vs_closed_form_turns]
     ratios = {
         "closed_form_error_max": max(abs(row.vs_closed_form - 1) for row in rows if row.vs_closed_form),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from starspec.bench.star.processes import Turn, attached
-from starspec.bench.star.serving import Served, StarTargets, serve_turn
+from starspec.bench.star.serving import ServedTurn, StarTargets, serve_turn
 from starspec.bench.star.traces import draw_traces, trace_turn
 from starspec.config import HubConfig, ModelConfig, RunAhead, SpeculativeConfig
 from starspec.engine.engine import TargetEngine
@@ -88,7 +88,7 @@ def measure_real_pair(
         require_matplotlib()
     check_drafts(target, SpeculativeConfig(model=draft.model, quantization=draft.quantization))
     chosen = spread(prompts, plan.num_prompts)
-    served: dict[tuple[RunAhead, int], list[Served]] = {setting: [] for setting in plan.settings}
+    served: dict[tuple[RunAhead, int], list[ServedTurn]] = {setting: [] for setting in plan.settings}
     with StarTargets(1, target, partial(run_pair_target, prompts=chosen, max_tokens=plan.max_tokens)) as targets:
         for _ in range(plan.num_repeats):
             for setting, turns in served.items():
@@ -136,7 +136,7 @@ def _turn(setting: tuple[RunAhead, int]) -> Turn:
     return Turn(num_draft_tokens=setting[1], warm_up_s=0.0, seconds=0.0)
 
 
-def _row(run_ahead: RunAhead, num_draft_tokens: int, turns: Sequence[Served]) -> RealPairRow:
+def _row(run_ahead: RunAhead, num_draft_tokens: int, turns: Sequence[ServedTurn]) -> RealPairRow:
     middle = sorted(turns, key=lambda each: each.tokens_per_s)[len(turns) // 2]
     return RealPairRow(
         run_ahead=run_ahead,

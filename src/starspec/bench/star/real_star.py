@@ -16,7 +16,7 @@ from typing import Final
 
 from starspec.bench.star.operating_point import ClosedForm
 from starspec.bench.star.processes import Requests, Turn, attached
-from starspec.bench.star.serving import Served, StarTargets, serve_turn
+from starspec.bench.star.serving import ServedTurn, StarTargets, serve_turn
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
 from starspec.harness.decode import Job
@@ -60,7 +60,7 @@ QUICK = RealStarPlan(num_targets=(1, 2), num_prompts=2, max_tokens=32, num_repea
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class MeasuredTimes:
     """What the prediction takes from the turns with one target."""
 
     draft_ms: float  # t_s
@@ -115,7 +115,7 @@ class RealStarRow:
     t_idle_ms: float  # T_idle between two requests
 
 
-Turns = dict[tuple[str, int], list[Served]]
+Turns = dict[tuple[str, int], list[ServedTurn]]
 """The repeats of each service with each number of targets."""
 
 
@@ -206,14 +206,14 @@ def _serve_all(
     return served
 
 
-def _median(turns: Sequence[Served]) -> Served:
+def _median(turns: Sequence[ServedTurn]) -> ServedTurn:
     return sorted(turns, key=lambda each: each.tokens_per_s)[len(turns) // 2]
 
 
-def _times(plan: RealStarPlan, served: Mapping[tuple[str, int], Sequence[Served]]) -> StepTimes:
+def _times(plan: RealStarPlan, served: Mapping[tuple[str, int], Sequence[ServedTurn]]) -> MeasuredTimes:
     least = min(plan.num_targets)
     plain, single = (_median(served[service, least]) for service in (PLAIN, SINGLE))
-    return StepTimes(
+    return MeasuredTimes(
         draft_ms=single.layer_ms,
         plain_ms=plain.verify_ms,
         verify_ms=single.verify_ms,

@@ -83,7 +83,7 @@ class StarTargets:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedTurn:
     """The result of one turn. The properties are in modelled time."""
 
     hub: HubStats
@@ -159,7 +159,7 @@ class Served:
         return seconds * 1e3 / self.slow_motion
 
 
-def serve_turn(draft: ModelConfig, config: HubConfig, targets: StarTargets, num_targets: int, turn: Turn) -> Served:
+def serve_turn(draft: ModelConfig, config: HubConfig, targets: StarTargets, num_targets: int, turn: Turn) -> ServedTurn:
     """Start a fresh hub and let the first `num_targets` targets use it for one turn.
 
     Raises: PeerLost if a process dies or hangs.
@@ -179,7 +179,7 @@ def serve_turn(draft: ModelConfig, config: HubConfig, targets: StarTargets, num_
         hub.send("how was it?")
         stats = hub.receive()
         hub.send(None)
-        return Served(stats, times, turn.slow_motion, share)
+        return ServedTurn(stats, times, turn.slow_motion, share)
 
 
 QUIET = 0.05  # share of the machine's time: if other guests took more in a turn, it was disturbed
@@ -194,7 +194,7 @@ class SpareTurns:
 
     def serve(
         self, draft: ModelConfig, config: HubConfig, targets: StarTargets, num_targets: int, turn: Turn
-    ) -> Served:
+    ) -> ServedTurn:
         """Serve a turn, and repeat it up to MOST_AGAIN times while it is disturbed.
 
         Returns: the turn with the least stolen time.

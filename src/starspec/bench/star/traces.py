@@ -20,7 +20,7 @@ COLOURS: Final = {STEP: "#1f6fb4", AHEAD: "#7fb8e6", GIVEN_UP: "#c8c8c8", VERIFY
 HUB: Final = "hub"
 
 
-class Slice(NamedTuple):
+class TraceSlice(NamedTuple):
     """One span of work of a process, in seconds of the trace's clock."""
 
     process: str
@@ -42,12 +42,12 @@ def trace_turn(
         merge(sorted(Path(folder).iterdir()), path)
 
 
-def read_trace(path: Path) -> list[Slice]:
+def read_trace(path: Path) -> list[TraceSlice]:
     """The draft steps and verifications in a trace, in order."""
     events = json.loads(path.read_bytes())["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     slices = [
-        Slice(names[event["pid"]], event["name"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
+        TraceSlice(names[event["pid"]], event["name"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
         for event in events
         if event["ph"] == "X" and event["name"] in COLOURS
     ]
@@ -91,14 +91,14 @@ def draw_traces(traces: Sequence[tuple[str, Path]], path: Path, shown_s: float) 
     save(figure, path)
 
 
-def _middle(slices: Sequence[Slice], shown_s: float) -> list[Slice]:
+def _middle(slices: Sequence[TraceSlice], shown_s: float) -> list[TraceSlice]:
     """The slices of `shown_s` seconds, from the first draft step after the middle."""
     half_s = (slices[0].start_s + slices[-1].end_s) / 2
     start_s = next(each.start_s for each in slices if each.start_s >= half_s and each.name == STEP)
     return [each for each in slices if start_s <= each.start_s < start_s + shown_s]
 
 
-def _busy(slices: Sequence[Slice], shown_s: float) -> float:
+def _busy(slices: Sequence[TraceSlice], shown_s: float) -> float:
     """The share of the shown time in which the hub drafts."""
     end_s = slices[0].start_s + shown_s
     return sum(min(each.end_s, end_s) - each.start_s for each in slices if each.process == HUB) / shown_s

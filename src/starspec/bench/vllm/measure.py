@@ -13,8 +13,8 @@ from starspec.bench.vllm.methods import (
     HUB,
     PLAIN,
     SILENT_HUB,
-    Method,
     VllmAnswer,
+    VllmMethod,
     VllmModels,
     ask_all,
     partings,
@@ -120,14 +120,14 @@ def _report(
     return Report(provenance, list(rows), ratios_of(rows), notes)
 
 
-def _await_servers(methods: Sequence[Method], advance: Advance) -> None:
+def _await_servers(methods: Sequence[VllmMethod], advance: Advance) -> None:
     advance("starting servers", len(methods))
     for method in methods:
         method.server.wait_ready()
         advance(method.name, None)
 
 
-async def _plain_answers(plain: Method, prompts: Sequence[Sequence[int]], plan: VllmPlan) -> list[VllmAnswer]:
+async def _plain_answers(plain: VllmMethod, prompts: Sequence[Sequence[int]], plan: VllmPlan) -> list[VllmAnswer]:
     """Answers at batch size 1, with the most likely tokens of each position."""
     await plain.warm_up(prompts[0])
     timed = await ask_all(plain.server.url, prompts, num_tokens=plan.max_tokens, batch_size=1, with_likeliest=True)
@@ -135,7 +135,7 @@ async def _plain_answers(plain: Method, prompts: Sequence[Sequence[int]], plan: 
 
 
 async def _run_in_turns(
-    methods: Sequence[Method], prompts: Sequence[Sequence[int]], plan: VllmPlan, advance: Advance
+    methods: Sequence[VllmMethod], prompts: Sequence[Sequence[int]], plan: VllmPlan, advance: Advance
 ) -> None:
     advance("warming up", len(methods))
     for method in methods:
@@ -155,7 +155,7 @@ async def _run_in_turns(
             advance(f"{method.name}, batch {size}", None)
 
 
-def _row(method: Method, rival: Method, batch_size: int, plain_answers: Sequence[VllmAnswer]) -> VllmRow:
+def _row(method: VllmMethod, rival: VllmMethod, batch_size: int, plain_answers: Sequence[VllmAnswer]) -> VllmRow:
     parted = partings(plain_answers, method.answers[batch_size])
     return VllmRow(
         method=method.name,

@@ -35,7 +35,7 @@ class VllmAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedAnswers:
     """All answers, and the total time."""
 
     answers: list[VllmAnswer]
@@ -67,7 +67,7 @@ async def ask_all(
     batch_size: int,
     with_likeliest: bool = False,
     sampling: dict[str, Any] | None = None,
-) -> Timed:
+) -> TimedAnswers:
     """Answer all prompts, `batch_size` at a time. When one ends, the next one starts.
 
     Args:
@@ -89,7 +89,7 @@ async def ask_all(
 
         started_s = time.monotonic()
         answers = await asyncio.gather(*(answer(prompt) for prompt in prompts))
-        return Timed(answers, time.monotonic() - started_s)
+        return TimedAnswers(answers, time.monotonic() - started_s)
 
 
 def partings(expected: Sequence[VllmAnswer], found: Sequence[VllmAnswer]) -> list[Parting]:
@@ -161,7 +161,7 @@ class VllmModels(ModelPair):
 
 
 @dataclass(slots=True)
-class Method:
+class VllmMethod:
     """One way of drafting: its server and its results so far."""
 
     name: str
@@ -191,7 +191,7 @@ class Method:
         self.acceptance_lengths.setdefault(batch_size, []).append(counts.acceptance_length)
         self.answers[batch_size] = timed.answers
 
-    async def warm_up(self, prompt: Sequence[int]) -> Timed:
+    async def warm_up(self, prompt: Sequence[int]) -> TimedAnswers:
         """Answer one prompt until drafts arrive. The first answer takes seconds, and the hub may connect late.
 
         Raises: PeerLost if no draft arrives although the method drafts.
@@ -214,11 +214,11 @@ class Star:
     server: VllmServer
     num_draft_tokens: int
 
-    def methods(self, rival: Method) -> list[Method]:
+    def methods(self, rival: VllmMethod) -> list[VllmMethod]:
         """The methods that take turns with this rival. The silent hub is compared with plain decoding only."""
-        ours = [Method(HUB, self.num_draft_tokens, self.server)]
+        ours = [VllmMethod(HUB, self.num_draft_tokens, self.server)]
         if rival.name == PLAIN:
-            ours.append(Method(SILENT_HUB, self.num_draft_tokens, self.server, stopped=self.hub))
+            ours.append(VllmMethod(SILENT_HUB, self.num_draft_tokens, self.server, stopped=self.hub))
         return [rival, *ours]
 
 
@@ -248,7 +248,7 @@ def start_star(models: VllmModels, ending: ExitStack) -> Star:
     return Star(hub, ending.enter_context(models.start_server(speculative, environ)), models.num_draft_tokens)
 
 
-def start_rival(models: VllmModels, length: int, ending: ExitStack) -> Method:
+def start_rival(models: VllmModels, length: int, ending: ExitStack) -> VllmMethod:
     """Start a server that drafts without a hub. It is not ready when this returns.
 
     Args:
@@ -257,4 +257,4 @@ def start_rival(models: VllmModels, length: int, ending: ExitStack) -> Method:
     Raises: ConfigError as VllmServer.
     """
     own = {"method": "draft_model", "model": models.draft, "num_speculative_tokens": length} if length else None
-    return Method(DRAFT_MODEL if length else PLAIN, length, ending.enter_context(models.start_server(own)))
+    return VllmMethod(DRAFT_MODEL if length else PLAIN, length, ending.enter_context(models.start_server(own)))

@@ -204,8 +204,8 @@ def _write_paths(paths: Tensor, tokens: Sequence[int], parents: Sequence[int]) -
 
 def _at_least(number: int, steps: Sequence[int]) -> int:
     """The first of the steps that is not smaller than `number`, or `number` itself if all are smaller."""
-    place = bisect_left(steps, number)
-    return steps[place] if place < len(steps) else number
+    index = bisect_left(steps, number)
+    return steps[index] if index < len(steps) else number
 
 
 def _lists(num: int) -> tuple[list[int], ...]:
