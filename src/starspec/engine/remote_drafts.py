@@ -18,13 +18,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
 
 import structlog
 from torch import Tensor
 
 from starspec.client.connection import HubConnection
-from starspec.client.tag import MIN_RETRY_S, HubTag
+from starspec.client.tag import HubTag
 from starspec.config import SampleMethod
 from starspec.engine.drafts import NgramDrafts, draft_budget
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
@@ -41,8 +40,6 @@ from starspec.wire.messages import Proposal, Reopen, TargetToHub
 from starspec.wire.transports.base import TargetTransport
 
 log = structlog.get_logger()
-
-ASK_AGAIN_S: Final = 1.0  # a full hub is asked again after this, as the tag that asked may have been closed
 
 
 class RemoteDrafts:
@@ -251,7 +248,7 @@ class RemoteDrafts:
                 self._hub.send(self._open(self._at_hub[tag]))
         elif message.retry_after_s:
             tag.mark_absent()
-            self._hub.record.ask_again_s = self._clock() + max(MIN_RETRY_S, message.retry_after_s)
+            self._hub.record.room.note_declined(self._clock(), message.retry_after_s)
             self._stats.num_declined += 1
         else:
             self._take_proposal(tag, message)
@@ -259,9 +256,8 @@ class RemoteDrafts:
     def _take_proposal(self, tag: HubTag, proposal: Proposal) -> None:
         """Keep the proposal, or send the tokens that were committed meanwhile if it is useless after them."""
         if tag.is_opening:
-            self._hub.record.ask_again_s = 0.0  # it has room, as far as is known
-        tag.note_answer(self._clock(), is_hopeless=proposal.is_hopeless)
-        tag.proposal = proposal
+            self._hub.record.room.note_room()
+        tag.note_proposal(proposal, self._clock())
         is_useful = tag.draft() != EMPTY_TREE
         if is_useful:
             tag.patience.note_in_time()  # late or not
@@ -298,8 +294,8 @@ class RemoteDrafts:
         The proposal is for a later round, so sequences that are still being prefilled count as well.
         """
         wanted = self._wanted(at_hub.sequence, max(self._num_sequences, len(self._at_hub)))
-        now, record = self._clock(), self._hub.record
-        if now < at_hub.tag.open_at_s or not wanted.num_draft_tokens:
+        now, room = self._clock(), self._hub.record.room
+        if not at_hub.tag.reopening.is_due(now) or not wanted.num_draft_tokens:
             return []
         messages = at_hub.ask(wanted, now)
         if not messages:
@@ -310,10 +306,9 @@ class RemoteDrafts:
                 num_tokens=num_tokens,
             )
             return []
-        if record.is_full:  # only this tag asks now whether there is room
-            record.ask_again_s = now + ASK_AGAIN_S
-        if record.is_full or self._hub.is_pausing:  # the answer may be another refusal: no round waits for it
-            at_hub.tag.is_awaited = False
+        room.note_opening(now)
+        if room.is_full or self._hub.is_pausing:  # the answer may be another refusal: no round waits for it
+            at_hub.tag.skip_wait()
         return messages
 
     def _next_messages(self, at_hub: SequenceAtHub) -> list[TargetToHub]:
@@ -335,7 +330,7 @@ class RemoteDrafts:
         wanted = NO_DRAFT if is_pausing else self._wanted(at_hub.sequence, self._num_sequences)
         if tag.patience.is_pausing:
             tag.patience.note_paused_step(now)
-        tag.has_to_catch_up = not tag.num_wanted
+        tag.fall_behind(not tag.num_wanted)
         return at_hub.ask(wanted, now)
 
     def _close(self, at_hub: SequenceAtHub) -> list[TargetToHub]:
