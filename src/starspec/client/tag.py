@@ -116,6 +116,21 @@ class HubTag(TagWait):
             self.begin_waiting(now, is_open=isinstance(message, Open), is_draft_wanted=budget.num_draft_tokens > 0)
         return message
 
+    def end_step(self, now: float) -> bool:
+        """A step has committed tokens. Returns: whether the hub may be sent a message about them.
+
+        Effects: the tag is absent if its message, or the answer, seems to be lost. A pause without the tag is one step
+        shorter.
+        """
+        if self.is_unanswered and self.prefill_wait.is_overdue(now):
+            self.mark_absent()
+        if self.session.is_held:
+            return not self.is_unanswered
+        if self.patience.is_pausing:
+            self.patience.note_paused_step(now)
+            return False
+        return True
+
     def note_proposal(self, proposal: Proposal, now: float) -> None:
         """The hub has answered the last message with a proposal. It is kept until `drop_proposal`."""
         self.note_answer(now, is_hopeless=proposal.is_hopeless)
