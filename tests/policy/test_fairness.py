@@ -412,11 +412,17 @@ def test_who_goes_on_while_others_wait_is_whom_the_scheduler_would_choose(
     assert num_met or len(tags) <= max_batch
 
 
-@given(snapshots())
-def test_what_comes_before_the_turns_is_what_deficit_round_robin_yields_first(snapshot: DraftStepSnapshot) -> None:
-    places = first_in_order([RequestStanding(each.is_urgent, each.has_started) for each in snapshot.waiting])
-    order = list(_DrrOrder(DeficitRoundRobin(), snapshot.waiting))
-    assert [snapshot.waiting[place] for place in places] == order[: len(places)]
+@given(st.lists(st.tuples(st.sampled_from("st"), st.booleans(), st.booleans()), max_size=9))
+def test_what_comes_before_the_turns_is_what_deficit_round_robin_yields_first(
+    drawn: list[tuple[str, bool, bool]],
+) -> None:
+    waiting = [
+        replace(view(tag, target=target), is_urgent=is_urgent, has_started=has_started)
+        for tag, (target, is_urgent, has_started) in enumerate(drawn)
+    ]
+    places = first_in_order([RequestStanding(each.is_urgent, each.has_started) for each in waiting])
+    order = list(_DrrOrder(DeficitRoundRobin(), waiting))
+    assert [waiting[place] for place in places] == order[: len(places)]
     assert not any(each.is_urgent or each.has_started for each in order[len(places) :])
 
 
