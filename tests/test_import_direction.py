@@ -184,6 +184,12 @@ def test_policies_import_no_sockets_devices_or_sleep(path: Path) -> None:
     assert not set(imported_libraries(path)) & DEVICES_AND_WAITING
 
 
+@pytest.mark.parametrize("path", sorted((SOURCE / "policy").rglob("*.py")), ids=lambda path: path.stem)
+def test_policies_are_told_the_time_and_ask_no_clock(path: Path) -> None:
+    arguments = [node.arg for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.arg)]
+    assert not [name for name in arguments if "clock" in name]
+
+
 @pytest.mark.parametrize(
     "module",
     [
