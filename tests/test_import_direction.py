@@ -4,11 +4,15 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import starspec
+from starspec.client.connection import HubRecord
+from starspec.client.tag import HubTag
+from starspec.policy.length.hub_lessons import HubLessons
 
 SOURCE = Path(starspec.__file__).parent
 LEAVES = {
@@ -154,12 +158,36 @@ def test_hub_and_engine_do_not_know_each_other() -> None:
     assert "hub" not in ARROWS["engine"]
 
 
+def written_attributes(path: Path) -> Iterator[tuple[str, int]]:
+    """Attributes of other objects than `self` that a file assigns to, and the lines."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        is_written = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
+        if is_written and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            yield node.attr, node.lineno
+
+
+TARGET_SIDE = [path for part in ("client", "engine", "integrations") for path in sorted((SOURCE / part).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", TARGET_SIDE, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_tag_and_a_hub_record_change_their_state_themselves(path: Path) -> None:
+    state = {each.name for kind in (HubTag, HubRecord, HubLessons) for each in fields(kind)}
+    written = [(name, line) for name, line in written_attributes(path) if name in state]
+    assert not written, f"call a method that says what has happened, instead of writing: {written}"
+
+
 DEVICES_AND_WAITING = {"torch", "zmq", "socket", "asyncio", "threading", "time", "subprocess"}
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "policy").rglob("*.py")), ids=lambda path: path.stem)
 def test_policies_import_no_sockets_devices_or_sleep(path: Path) -> None:
     assert not set(imported_libraries(path)) & DEVICES_AND_WAITING
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "policy").rglob("*.py")), ids=lambda path: path.stem)
+def test_policies_are_told_the_time_and_ask_no_clock(path: Path) -> None:
+    arguments = [node.arg for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.arg)]
+    assert not [name for name in arguments if "clock" in name]
 
 
 @pytest.mark.parametrize(

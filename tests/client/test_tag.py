@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from starspec.client.tag import MAX_CATCH_UPS, MAX_UNSENT, HubTag
+from starspec.client.tag import HubTag
 from starspec.ids import Tag
-from starspec.policy.patience import FIRST_PREFILL_WAIT_S
+from starspec.policy.patience import FIRST_PREFILL_WAIT_S, MAX_CATCH_UPS, MAX_UNSENT
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.wire import codec
@@ -40,8 +40,7 @@ def new_tag(vocab_size: int | None = None) -> tuple[HubTag, Tokens]:
 def answer(tag: HubTag, token_ids: list[int]) -> None:
     proposal = Proposal(tag.session.tag, tag.session.epoch, tag.session.prefix_len, token_ids)
     assert tag.session.take_if_sound(proposal)
-    tag.note_answer(0.0, is_hopeless=proposal.is_hopeless)
-    tag.proposal = proposal
+    tag.note_proposal(proposal, 0.0)
 
 
 def test_the_first_message_tells_all_tokens_and_the_next_ones_those_that_are_new() -> None:

@@ -19,6 +19,7 @@ from starspec.errors import PeerProtocolError
 from starspec.ids import LinkId, RequestId, Tag
 from starspec.policy.deadline import FIRST_ROUND_WAIT_S, MAX_GAP_S
 from starspec.policy.length.fixed import FixedLength, InSmallBatches
+from starspec.policy.length.snapshot import RoundSnapshot
 from starspec.policy.liveness import MIN_PAUSE_S
 from starspec.policy.patience import FIRST_PREFILL_WAIT_S
 from starspec.policy.same_length import SameLengthPool
@@ -49,6 +50,38 @@ def test_a_good_hub_drafts_every_round() -> None:
     assert star.stats.acceptance.block_efficiency == pytest.approx(21 / 5)
     assert star.stats.t_c.value == pytest.approx(DRAFT_S)  # the first one, which came during the prefill, is no sample
     assert star.stats.num_reconnects == 0
+
+
+class WatchedLengths:
+    """A length policy that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.policy = FixedLength(DraftBudget.chain(4))
+        self.asked: list[tuple[int, int]] = []  # (sequences asked about together, sequences of their round)
+
+    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+        """As LengthPolicy."""
+        self.asked.append((len(snapshot.sequences), snapshot.num_sequences))
+        return self.policy.choose(snapshot)
+
+
+@pytest.mark.parametrize("is_hub_here", [True, False], ids=["hub", "n-grams"])
+def test_the_lengths_of_a_whole_round_are_chosen_together(is_hub_here: bool) -> None:
+    lengths = WatchedLengths()
+    star = Star(True, lengths)
+    for name in "abc":
+        star.submit(name, PROMPT, 60)
+    for _ in range(9):
+        star.step()
+    if not is_hub_here:
+        star.hub.kill()
+        star.step()
+    lengths.asked.clear()
+    num_rounds = star.stats.num_rounds
+    for _ in range(3):
+        star.step()
+    assert star.stats.num_rounds == num_rounds + 3
+    assert lengths.asked == [(3, 3)] * 3
 
 
 @pytest.mark.parametrize("mood", MOODS)

@@ -17,7 +17,7 @@ from starspec.gateway import chat_template, request_body
 from starspec.gateway.http_errors import MAX_MESSAGE
 from starspec.gateway.prompts import NUM_WORKERS, PromptCodec
 from starspec.gateway.request_body import MAX_CONTAINERS, MAX_KEYS, MAX_STRINGS, MAX_VALUES, parse_body, read_body
-from starspec.gateway.retry_after import LEAST_S, MOST_S, RetryAfter
+from starspec.gateway.retry_after import RetryAfter
 from starspec.gateway.schema import (
     MAX_LOGIT_BIAS,
     MAX_MESSAGES,
@@ -349,23 +349,6 @@ async def test_a_rendered_conversation_is_bounded_too(make_codec: Any) -> None:
     codec = make_codec("{{ messages[0]['content'] * 200 }}")
     with pytest.raises(ContextTooLong, match="400 characters"):
         await codec.encode_chat(prompt(), CONTEXT)
-
-
-def test_the_time_to_retry_is_the_queue_over_the_rate_of_answers() -> None:
-    now, num_waiting = 0.0, 10
-    retry_after = RetryAfter(lambda: num_waiting, lambda: now)
-    assert retry_after.seconds() == LEAST_S
-    for _ in range(20):
-        now += 1.0
-        retry_after.finish()
-    assert retry_after.seconds() == pytest.approx(10.0)
-    num_waiting = 30
-    assert retry_after.seconds() == pytest.approx(30.0)
-    num_waiting = 0
-    assert retry_after.seconds() == LEAST_S
-    num_waiting = 30
-    now += 3600.0
-    assert retry_after.seconds() == MOST_S
 
 
 async def test_a_full_queue_says_how_long_it_is(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,11 @@ from starspec.config import MIN_SERVING_LEASE_S, TargetConfig
 from starspec.errors import CapacityError, ConfigError, PeerLost, RequestError, StarspecError
 from starspec.gateway.generation import MAX_TARGETS, Generation
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
-from starspec.gateway.routed_target import ASK_INTERVAL_S, PAUSE_S, QUIET_S, SILENCE_S, UNREACHED_S, TargetHealth
+from starspec.gateway.routed_target import ASK_INTERVAL_S, PAUSE_S, SILENCE_S, UNREACHED_S, TargetHealth
 from starspec.gateway.router import Router
 from starspec.ids import RequestId
 from starspec.log_limit import LINES
+from starspec.policy.routing import QUIET_S
 from starspec.sampling.spec import SamplingSpec
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, EngineOutput, Refused, Rejected, RequestSpec
 
@@ -252,10 +253,10 @@ async def test_a_target_in_a_long_step_comes_after_the_others(targets: list[Any]
         targets[1].num_busy = 7
         clock.now_s += QUIET_S + 0.1
         targets[1].send(Ask(PROTOCOL_VERSION))
-        await until(lambda: not router.targets[1].is_quiet)
+        await until(lambda: not router.targets[1].snapshot().is_quiet)
         assert router.pick(1) is router.targets[1]
         targets[0].send(Ask(PROTOCOL_VERSION))
-        await until(lambda: not router.targets[0].is_quiet)
+        await until(lambda: not router.targets[0].snapshot().is_quiet)
         assert router.pick(1) is router.targets[0]
 
 

@@ -19,12 +19,12 @@ from starspec.hub.drafter import Drafter
 from starspec.hub.eagle import EagleDrafter
 from starspec.hub.hub import DraftHub
 from starspec.hub.ngram import NgramDrafter
-from starspec.hub.scheduler import SHORT_PAST
 from starspec.ids import LinkId, TargetId
 from starspec.models.loading.load import load_runner
 from starspec.models.runner import ModelRunner, Segment
 from starspec.models.synthetic.runner import SyntheticRunner
 from starspec.models.synthetic.spec import SyntheticSpec
+from starspec.policy.draft_batch import SHORT_PAST
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import HubStats
 from starspec.wire.messages import Proposal

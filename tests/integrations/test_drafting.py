@@ -21,6 +21,7 @@ from starspec.integrations.vllm.draft import Draft, DraftRequest
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.policy.deadline import RecentRounds, Round, StepTimeDeadline
+from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.expected_speed import ChosenLengths, fastest_lengths
 from starspec.policy.length.round_cost import NO_WAIT, RoundCost, RoundTimes
 from starspec.policy.liveness import DOUBT_S
@@ -183,7 +184,7 @@ def test_a_hub_that_refuses_has_prefilled_nothing() -> None:
     known_s = vllm.drafter.costs.prefill.seconds(100)
     assert known_s > 0.1
     vllm.hub.mood, vllm.hub.prefill_token_s = "full", 0.0
-    vllm.drafter.costs.prefill.add_finished(100_000)  # so that it is asked
+    vllm.drafter.costs.add_finished(100_000)  # so that it is asked
     seconds_and_opens(vllm, 30)
     assert vllm.hub.num_opens > 4
     assert vllm.drafter.costs.prefill.seconds(100) == pytest.approx(known_s, rel=0.3)
@@ -217,7 +218,6 @@ def test_one_that_comes_back_is_told_again_if_the_hub_has_prefilled_it(is_prefil
         vllm.drafter.maintain()
         vllm.hub.revive()
         vllm.drafter.maintain()
-        vllm.drafter._notice_another_hub()
     vllm.drafter.costs.prefill.add_request(10, waited_s=1e6)  # nothing new is worth it
     vllm.drafter.costs.prefill.add_answer(0, 10)
     for _ in range(6):
@@ -232,7 +232,7 @@ def test_a_hub_that_becomes_good_is_found_out_however_often_requests_begin() -> 
         vllm.submit(prompts(1, seed)[0], 60)
         for _ in range(5):
             vllm.step()
-    assert vllm.drafter._usual[True].rate < 0.1
+    assert vllm.client.lessons.acceptance.rate < 0.1
     vllm.hub.mood = "good"
     requests = []
     for seed in range(60):
@@ -261,7 +261,7 @@ def test_nobody_waits_for_a_row_that_catches_up() -> None:
     client = HubClient(hub, StepTimeDeadline(), VOCAB_SIZE, clock=clock)
     usual, idle = (KnownRequest(np.array(prompt, np.int32), len(prompt)) for prompt in (PROMPT, PROMPT[1:]))
     assert client.draft([DraftRequest(usual, 2), DraftRequest(idle, 2)]).keys() == {usual, idle}
-    told = client.prefill_counts
+    told = client.lessons.counts
     for request, num_tokens in ((usual, 1), (idle, NUM_AT_ONCE + 5)):
         for _ in range(num_tokens):
             request.extend(np.array([next_of(request.token_ids())], np.int32))
@@ -270,13 +270,13 @@ def test_nobody_waits_for_a_row_that_catches_up() -> None:
     assert client.draft([DraftRequest(usual, 2), DraftRequest(idle, 2)]).keys() == {usual}
     assert clock.now == pytest.approx(asked_s + DRAFT_S)
     assert client.is_prefilling
-    assert client.prefill_counts == told._replace(num_sent=told.num_sent + NUM_AT_ONCE + 5)
+    assert client.lessons.counts == told._replace(num_sent=told.num_sent + NUM_AT_ONCE + 5)
     usual.extend(np.array([next_of(usual.token_ids())], np.int32))
     assert client.draft([DraftRequest(usual, 2), DraftRequest(idle, 2)]).keys() == {usual}, "it is still at it"
     clock.now += 1.0
     assert client.draft([DraftRequest(idle, 2)]).keys() == {idle}
     assert not client.is_prefilling
-    assert client.prefill_counts.num_prefilled == told.num_prefilled + NUM_AT_ONCE + 5
+    assert client.lessons.counts.num_prefilled == told.num_prefilled + NUM_AT_ONCE + 5
 
 
 def test_a_draft_that_is_accepted_whole_leaves_nothing_to_catch_up_with() -> None:
@@ -322,7 +322,7 @@ def test_a_text_that_is_answered_late_was_told_once(monkeypatch: pytest.MonkeyPa
         clock.now += STEP_S
         assert clock.now < 200.0
     assert hub.num_opens > 1
-    assert client.prefill_counts.num_sent == client.prefill_counts.num_prefilled == len(PROMPT)
+    assert client.lessons.counts.num_sent == client.lessons.counts.num_prefilled == len(PROMPT)
 
 
 def test_a_row_that_catches_up_in_vain_is_opened_anew() -> None:
@@ -1142,3 +1142,20 @@ def test_a_batch_of_random_traffic_ends_with_every_tag_closed() -> None:
 
 def test_a_token_function_of_all_before_makes_wrong_tags_show() -> None:
     assert next_of([1, 2, 3]) != next_of([2, 2, 3])
+
+
+def test_a_hub_that_is_lost_is_forgotten_with_its_record_and_nothing_else_is() -> None:
+    vllm = ToyVllm()
+    vllm.submit(PROMPT, 60)
+    for _ in range(20):
+        vllm.step()
+    lessons, step_cost = vllm.client.lessons, vllm.drafter.costs.steps
+    assert lessons.counts.num_sent
+    assert lessons.acceptance.rate != Acceptance().rate
+    vllm.hub.kill()
+    vllm.drafter.maintain()
+    costs = vllm.drafter.costs
+    assert vllm.client.lessons is not lessons
+    assert (costs.rounds.cost, costs.prefill.seconds(100)) == (NO_WAIT, 0.0)
+    assert vllm.client.lessons.acceptance.rate == Acceptance().rate
+    assert costs.steps is step_cost, "what the server's own steps take is no lesson about a hub"

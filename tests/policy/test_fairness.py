@@ -18,7 +18,18 @@ from test_draft_batch import snapshots, view
 from starspec.config import MaxBatch
 from starspec.ids import LinkId, Tag, TargetId
 from starspec.policy.draft_batch import DraftStepSnapshot, SequenceView, TagKey
-from starspec.policy.fairness import QUANTUM, DeficitRoundRobin, _DrrOrder, choose_fairly, jains_index
+from starspec.policy.fairness import (
+    QUANTUM,
+    DeficitRoundRobin,
+    HeldTag,
+    RequestStanding,
+    _DrrOrder,
+    choose_fairly,
+    first_in_order,
+    jains_index,
+    tag_to_drop,
+    target_to_take_from,
+)
 from starspec.wire.session import TagState
 
 CHUNK = 16
@@ -399,3 +410,37 @@ def test_who_goes_on_while_others_wait_is_whom_the_scheduler_would_choose(
                 star.clock.advance(0.01)
                 star.send(key[0], tag.verdict([tag.proposal.token_ids[0], 1], wanted[key]))
     assert num_met or len(tags) <= max_batch
+
+
+@given(st.lists(st.tuples(st.sampled_from("st"), st.booleans(), st.booleans()), max_size=9))
+def test_what_comes_before_the_turns_is_what_deficit_round_robin_yields_first(
+    drawn: list[tuple[str, bool, bool]],
+) -> None:
+    waiting = [
+        replace(view(tag, target=target), is_urgent=is_urgent, has_started=has_started)
+        for tag, (target, is_urgent, has_started) in enumerate(drawn)
+    ]
+    places = first_in_order([RequestStanding(each.is_urgent, each.has_started) for each in waiting])
+    order = list(_DrrOrder(DeficitRoundRobin(), waiting))
+    assert [waiting[place] for place in places] == order[: len(places)]
+    assert not any(each.is_urgent or each.has_started for each in order[len(places) :])
+
+
+A, B, C = LinkId("a"), LinkId("b"), LinkId("c")
+
+
+def test_a_tag_is_taken_from_the_target_with_the_most_until_both_have_equally_many() -> None:
+    assert target_to_take_from({A: 5, B: 0, C: 3}, B) == A
+    assert target_to_take_from({A: 5, B: 3}, B) == A
+    assert target_to_take_from({A: 5, B: 4}, B) is None, "it would then have fewer"
+    assert target_to_take_from({A: 4, B: 4}, B) is None
+    assert target_to_take_from({A: 4, B: 5}, B) is None
+    assert target_to_take_from({B: 9}, B) is None
+
+
+def test_a_tag_without_a_request_is_dropped_first_and_the_one_used_least_recently() -> None:
+    keys = [TagKey(A, Tag(number)) for number in range(3)]
+    owed, old, new = HeldTag(keys[0], True, 1.0), HeldTag(keys[1], False, 2.0), HeldTag(keys[2], False, 3.0)
+    assert tag_to_drop([owed, new, old]) == keys[1]
+    assert tag_to_drop([owed, new]) == keys[2]
+    assert tag_to_drop([owed]) == keys[0]

@@ -17,7 +17,7 @@ NO_ROOM = Proposal(Tag(1), Epoch(1), 5, [], retry_after_s=1.0)
 def answered(proposal: Proposal, num_times: int, *, is_awaited: bool = True) -> TagWait:
     waiting = TagWait()
     for _ in range(num_times):
-        waiting.is_awaited = is_awaited
+        waiting.begin_waiting(0.0, is_open=False, is_draft_wanted=is_awaited)
         waiting.note_answer(0.0, is_hopeless=proposal.is_hopeless)
         assert not waiting.is_awaited
     return waiting

@@ -102,8 +102,8 @@ sys.exit(7)
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("starspec.supervise.vitals.FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr("starspec.supervise.vitals.MAX_DEATHS", 2)
+    monkeypatch.setattr("starspec.policy.vitals.FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("starspec.policy.vitals.MAX_DEATHS", 2)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -143,8 +143,8 @@ def test_a_child_that_is_killed_while_it_starts_is_started_again(tmp_path: Path)
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Children beat ten times as often as they would, and hang ten times as soon."""
-    monkeypatch.setattr("starspec.supervise.vitals.SILENT_S", 0.5)
-    monkeypatch.setattr("starspec.supervise.vitals.HANGS_S", 2.0)
+    monkeypatch.setattr("starspec.policy.vitals.SILENT_S", 0.5)
+    monkeypatch.setattr("starspec.policy.vitals.HANGS_S", 2.0)
 
 
 BEATS = "import starspec.supervise.report as report; report.BEAT_S = 0.1\n" + SERVER

@@ -20,9 +20,10 @@ from starspec.ids import Tag
 from starspec.log_limit import LogLimit
 from starspec.policy.deadline import Deadline, RecentRounds, Round
 from starspec.policy.hub_account import HubAccount
-from starspec.policy.length.round_cost import RoundTimes
+from starspec.policy.length.hub_lessons import HubLessons
 from starspec.policy.liveness import PING_INTERVAL_S, HubLiveness
 from starspec.policy.patience import Patience, note_deadline_passed
+from starspec.policy.reopening import HubRoom
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import HubState
@@ -36,21 +37,20 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class HubRecord:
-    """What this target has learnt about one hub. The connection begins a new record when it loses the hub."""
+    """What this target has learnt about one hub.
+
+    The connection begins a new record when it loses the hub. Nothing else forgets a hub.
+    """
 
     patience: Patience = field(default_factory=Patience)  # with the hub as a whole
     rounds: RecentRounds = field(default_factory=RecentRounds)
-    round_times: RoundTimes = field(default_factory=RoundTimes)  # for a target that weighs drafts by their cost
-    ask_again_s: float = 0.0  # the hub is full: open no tag before this time; 0 = it has room
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the hub had no room for the last tag that was opened."""
-        return self.ask_again_s > 0.0
+    lessons: HubLessons = field(default_factory=HubLessons)  # for a target that weighs drafts by their cost
+    room: HubRoom = field(default_factory=HubRoom)  # for a target whose tags wait together for room
 
     def forget_rounds(self) -> None:
         """Forget what rounds took: a pause begins, and after it the hub may be faster."""
-        self.rounds, self.round_times = RecentRounds(), RoundTimes()
+        self.rounds = RecentRounds()
+        self.lessons.forget_rounds()
 
 
 class Waited(NamedTuple):
@@ -145,7 +145,7 @@ class HubConnection:
     @property
     def may_open(self) -> bool:
         """Whether tags that the hub does not hold may be opened now."""
-        return not self.is_lost and self._clock() >= self.record.ask_again_s and not self._is_resting
+        return not self.is_lost and self.record.room.may_ask(self._clock()) and not self._is_resting
 
     @property
     def _is_resting(self) -> bool:
@@ -295,9 +295,9 @@ class HubConnection:
         tag = self.tags.get(message.tag)
         if tag is not None and tag.session.take_if_sound(message):
             if isinstance(message, Reopen):
-                tag.note_reopen(self._clock())
+                tag.reopening.note_reopen(self._clock())
             else:
-                tag.note_proposal(self._clock())
+                tag.reopening.note_proposal(self._clock())
             self._listener.take(tag, message)
             return
         is_refused = tag is not None and tag.session.is_answered_by(message) and tag.refuse(self._clock())

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf
-from typing import Final, Protocol
+from typing import Protocol
 
 from starspec.config import SampleMethod
-from starspec.policy.backoff import Backoff
-from starspec.policy.patience import TagWait
+from starspec.policy.patience import MAX_UNSENT, TagWait
+from starspec.policy.reopening import Reopening
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.wire.codec import fits_a_frame
 from starspec.wire.messages import Close, Open, Proposal, TreeShape, Verdict
 from starspec.wire.session import TagSession
-
-MAX_UNSENT: Final = 16  # tokens; prefilling up to so many, or those of two rounds, is about as fast as those of one
-MAX_CATCH_UPS: Final = 3  # in a row, before a step waits for the answer
-MIN_RETRY_S: Final = 0.1  # a hub without room is not asked again sooner, whatever it says
-REOPEN_S: Final = 0.25  # before a tag is opened again that was opened again before ...
-LONGEST_REOPEN_S: Final = 8.0  # ... and up to this, twice as long each time,
-SETTLED_S: Final = 5.0  # unless the hub has drafted for it for so long
 
 
 class TokenSource(Protocol):
@@ -41,6 +33,8 @@ class TokenSource(Protocol):
 class HubTag(TagWait):
     """A tag at the target's end. No I/O: the caller sends the messages that `ask` and `close` return, in order.
 
+    Only the tag changes its state. Others read it, and say by the methods what has happened.
+
     Args:
         method: how the target verifies proposals.
         vocab_size: the hub refuses a message with a token id from this one on, so no such message is made. None = the
@@ -54,9 +48,8 @@ class HubTag(TagWait):
     vocab_size: int | None = None
     proposal: Proposal | None = None
     asked_s: float = 0.0  # when the last message was made
-    open_at_s: float = 0.0  # no message is sent before this time; inf = never, since no message can hold the tokens
     num_to_prefill: int = 0  # tokens that the hub has to prefill for its last `Open`, or to catch up
-    reopens: Backoff = field(default_factory=lambda: Backoff(REOPEN_S, LONGEST_REOPEN_S, SETTLED_S, num_free=1))
+    reopening: Reopening = field(default_factory=Reopening)
 
     @property
     def num_wanted(self) -> int:
@@ -76,18 +69,12 @@ class HubTag(TagWait):
     @property
     def is_unsendable(self) -> bool:
         """Whether no message holds the tokens. Such a sequence is decoded plainly to its end."""
-        return self.open_at_s == inf
+        return self.reopening.is_forbidden
 
     @property
     def should_catch_up(self) -> bool:
-        """Whether to send the tokens now and to wait for a draft only a step later, as the hub has many to prefill.
-
-        This is False after a few times in a row, and after a miss. A step then waits for the answer, so that a slow hub
-        is noticed.
-        """
-        is_far_behind = self.num_unsent > max(MAX_UNSENT, 2 * (self.num_wanted + 1))
-        may_catch_up = self.num_catch_ups < MAX_CATCH_UPS and not self.patience.has_missed
-        return self.session.is_held and is_far_behind and may_catch_up
+        """Whether to send the tokens now and to wait for a draft only a step later, as the hub has many to prefill."""
+        return self.session.is_held and self.may_catch_up(self.num_unsent, self.num_wanted)
 
     @property
     def num_proposed(self) -> int:
@@ -118,7 +105,7 @@ class HubTag(TagWait):
         """
         message = self._verdict(budget) if self.session.is_held else self._open(budget)
         if not self._can_be_sent(message):
-            self.open_at_s = inf
+            self.reopening.forbid()
             return None
         self.session.send(message)
         self.drop_proposal()
@@ -129,17 +116,45 @@ class HubTag(TagWait):
             self.begin_waiting(now, is_open=isinstance(message, Open), is_draft_wanted=budget.num_draft_tokens > 0)
         return message
 
-    def note_proposal(self, now: float) -> None:
-        """A proposal has come, so the hub holds the tag."""
-        self.reopens.note_success(now)
+    def end_step(self, now: float) -> bool:
+        """A step has committed tokens. Returns: whether the hub may be sent a message about them.
 
-    def note_reopen(self, now: float) -> None:
-        """The hub does not hold the tag, it says. Effects: `open_at_s`.
-
-        The first time the tag may be opened again at once: the hub may have missed a verdict, or failed. A hub that
-        says so again and again would get the whole text each time.
+        Effects: the tag is absent if its message, or the answer, seems to be lost. A pause without the tag is one step
+        shorter.
         """
-        self.open_at_s = max(self.open_at_s, now + self.reopens.pause_s(now))
+        if self.is_unanswered and self.prefill_wait.is_overdue(now):
+            self.mark_absent()
+        if self.session.is_held:
+            return not self.is_unanswered
+        if self.patience.is_pausing:
+            self.patience.note_paused_step(now)
+            return False
+        return True
+
+    def note_proposal(self, proposal: Proposal, now: float) -> None:
+        """The hub has answered the last message with a proposal. It is kept until `drop_proposal`."""
+        self.note_answer(now, is_hopeless=proposal.is_hopeless)
+        self.proposal = proposal
+
+    def note_declined(self, now: float, retry_after_s: float) -> None:
+        """The hub has no room for this tag, which it does not hold. Effects: nothing is sent for `retry_after_s`."""
+        self.note_answer(now, is_hopeless=False)
+        self.session.lose()
+        self.reopening.note_declined(now, retry_after_s)
+
+    def note_use(self) -> None:
+        """The last proposal is verified in this step, so it came in time, and nothing of it is left."""
+        self.proposal = None
+        self.patience.note_in_time()
+
+    def note_prefill(self, num_tokens: int) -> None:
+        """The hub has to prefill so many tokens of the last message."""
+        self.num_to_prefill = num_tokens
+
+    def end_prefill(self) -> int:
+        """The hub has answered, or refused, the message with the tokens to prefill. Returns: how many there were."""
+        num_tokens, self.num_to_prefill = self.num_to_prefill, 0
+        return num_tokens
 
     def drop_proposal(self) -> None:
         """Forget the last proposal, even if it has not come yet: it is not for the tokens that are committed now."""

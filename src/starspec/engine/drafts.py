@@ -65,13 +65,15 @@ class Drafts(Protocol):
         ...
 
 
-def draft_budget(sequence: TargetSequence, policy: LengthPolicy, num_sequences: int) -> DraftBudget:
-    """The draft to ask for, in a round of `num_sequences`."""
-    snapshot = SequenceSnapshot(
-        max_remaining_tokens=sequence.num_remaining, num_steps_asked=sequence.spec.num_draft_tokens
-    )
-    (budget,) = policy.choose(RoundSnapshot(sequences=[snapshot], num_sequences=num_sequences))
-    return budget
+def draft_budgets(sequences: Sequence[TargetSequence], policy: LengthPolicy, num_sequences: int) -> list[DraftBudget]:
+    """The drafts to ask for together, in a round of `num_sequences`: one call of the policy, if there is anybody."""
+    if not sequences:
+        return []
+    snapshots = [
+        SequenceSnapshot(max_remaining_tokens=each.num_remaining, num_steps_asked=each.spec.num_draft_tokens)
+        for each in sequences
+    ]
+    return policy.choose(RoundSnapshot(sequences=snapshots, num_sequences=num_sequences))
 
 
 class NoDrafts:
@@ -117,19 +119,26 @@ class NgramDrafts(NoDrafts):
         self._lookup = PromptLookup[RequestKey](lookup_min, lookup_max)
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
-        for sequence in sequences:
-            sequence.stats.num_spec_tokens = draft_budget(sequence, self._policy, 1).num_steps
+        for sequence, budget in zip(sequences, draft_budgets(sequences, self._policy, 1), strict=True):
+            sequence.stats.num_spec_tokens = budget.num_steps
             self._lookup.append(sequence.key, sequence.token_ids)
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        return [self.propose(sequence, len(batch)) for sequence in batch]
+        return self._propose(batch, len(batch))
 
-    def propose(self, sequence: TargetSequence, num_sequences: int) -> DraftTree:
-        """A chain for one sequence, in a round of `num_sequences`."""
-        length = draft_budget(sequence, self._policy, num_sequences).num_steps
-        if length == 0:
-            return EMPTY_TREE
-        return DraftTree.chain(self._lookup.propose(sequence.key, length))
+    def fill(self, batch: Sequence[TargetSequence], trees: Sequence[DraftTree]) -> list[DraftTree]:
+        """The round's trees, with drafts for those sequences that want one and have an empty tree."""
+        pairs = zip(batch, trees, strict=True)
+        lacking = [each for each, tree in pairs if tree == EMPTY_TREE and each.spec.num_draft_tokens != 0]
+        found = dict(zip((each.key for each in lacking), self._propose(lacking, len(batch)), strict=True))
+        return [found.get(each.key, tree) for each, tree in zip(batch, trees, strict=True)]
+
+    def _propose(self, sequences: Sequence[TargetSequence], num_sequences: int) -> list[DraftTree]:
+        budgets = draft_budgets(sequences, self._policy, num_sequences)
+        return [self._chain(sequence, each.num_steps) for sequence, each in zip(sequences, budgets, strict=True)]
+
+    def _chain(self, sequence: TargetSequence, length: int) -> DraftTree:
+        return DraftTree.chain(self._lookup.propose(sequence.key, length)) if length else EMPTY_TREE
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         for sequence, added in zip(batch, emitted, strict=True):

@@ -18,15 +18,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
 
 import structlog
 from torch import Tensor
 
 from starspec.client.connection import HubConnection
-from starspec.client.tag import MIN_RETRY_S, HubTag
+from starspec.client.tag import HubTag
 from starspec.config import SampleMethod
-from starspec.engine.drafts import NgramDrafts, draft_budget
+from starspec.engine.drafts import NgramDrafts, draft_budgets
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.engine.sequence_at_hub import FeatureOutbox, FeatureRequest, SequenceAtHub, SequenceTokens
 from starspec.ids import RequestKey
@@ -42,8 +41,6 @@ from starspec.wire.messages import Proposal, Reopen, TargetToHub
 from starspec.wire.transports.base import TargetTransport
 
 log = structlog.get_logger()
-
-ASK_AGAIN_S: Final = 1.0  # a full hub is asked again after this, as the tag that asked may have been closed
 
 
 class RemoteDrafts:
@@ -109,12 +106,13 @@ class RemoteDrafts:
         if self._fallback is not None:
             self._fallback.open(sequences)
         self._num_sequences += len(sequences)
-        for sequence in sequences:
-            sequence.stats.num_spec_tokens = self._wanted(sequence, num_sequences=1).num_steps
+        for sequence, wanted in zip(sequences, self._wanted(sequences, num_sequences=1), strict=True):
+            sequence.stats.num_spec_tokens = wanted.num_steps
         with self._counting_time():
-            for at_hub in [self._new_sequence(each) for each in sequences if each.spec.num_draft_tokens != 0]:
-                if self._hub.may_open:  # asked for each, after all are there: they all count
-                    self._hub.send(self._open(at_hub))
+            opened = [self._new_sequence(each) for each in sequences if each.spec.num_draft_tokens != 0]
+            for at_hub, wanted in self._with_first_budgets(opened):  # after all are there: they all count
+                if self._hub.may_open:  # asked for each: one may find that the hub is full
+                    self._hub.send(self._open(at_hub, wanted))
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -143,7 +141,9 @@ class RemoteDrafts:
             at_hub.stop_if_undraftable()
         waited = self._hub.wait([at_hub.tag for at_hub in held if at_hub is not None and at_hub.tag.is_awaited])
         self._stats.num_late_rounds += bool(waited.late)
-        return [self._tree(sequence, at_hub, len(batch)) for sequence, at_hub in zip(batch, held, strict=True)]
+        trees = [EMPTY_TREE if at_hub is None else at_hub.tag.draft() for at_hub in held]
+        self._has_hub_drafts = any(tree != EMPTY_TREE for tree in trees)
+        return trees if self._fallback is None else self._fallback.fill(batch, trees)
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         self._num_emitted = sum(len(added.token_ids) for added in emitted) / max(1, len(emitted))
@@ -157,6 +157,8 @@ class RemoteDrafts:
         messages: list[TargetToHub] = []
         if self._hub.record.patience.is_pausing:
             self._hub.record.patience.note_paused_step(self._clock())
+        running = [each for each, added in zip(batch, emitted, strict=True) if added.finish is None]
+        budgets = self._budgets_of(running)
         for sequence, added in zip(batch, emitted, strict=True):
             at_hub = self._by_request.get(sequence.key)
             if at_hub is None:
@@ -166,8 +168,21 @@ class RemoteDrafts:
                 continue
             if added.features is not None:
                 at_hub.features.add(len(sequence.token_ids) - 1 - len(added.token_ids), added.features)
-            messages += self._next_messages(at_hub)
+            if at_hub in budgets:
+                messages += self._next_messages(at_hub, budgets[at_hub])
         self._hub.send(messages)
+
+    def _budgets_of(self, sequences: Sequence[TargetSequence]) -> dict[SequenceAtHub, DraftBudget]:
+        """The round's choice of lengths, for all sequences about which the hub may be told something now.
+
+        Proposals for the next round are chosen together, and so are those of tags to open, which are for a later one.
+        """
+        known = [self._by_request.get(each.key) for each in sequences]
+        asking = [at_hub for at_hub in known if at_hub is not None and at_hub.tag.end_step(self._clock())]
+        held = [at_hub for at_hub in asking if at_hub.tag.session.is_held]
+        wanted = self._wanted([each.sequence for each in held], self._num_sequences)
+        absent = [each for each in asking if not each.tag.session.is_held] if self._hub.may_open else []
+        return {**dict(zip(held, wanted, strict=True)), **dict(self._with_first_budgets(absent))}
 
     def close(self, sequence: TargetSequence) -> None:
         if self._fallback is not None:
@@ -216,21 +231,14 @@ class RemoteDrafts:
         if self._account is not None and self._at_hub:
             self._account.add_time(self._clock() - started_s)
 
-    def _tree(self, sequence: TargetSequence, at_hub: SequenceAtHub | None, num_sequences: int) -> DraftTree:
-        tree = EMPTY_TREE if at_hub is None else at_hub.tag.draft()
-        self._has_hub_drafts |= tree != EMPTY_TREE
-        if tree == EMPTY_TREE and self._fallback is not None and sequence.spec.num_draft_tokens != 0:
-            return self._fallback.propose(sequence, num_sequences)
-        return tree
-
     # ---------------------------------------------------------------- messages from the hub
 
     def find(self) -> None:
         """As HubListener: open each tag from its token ids."""
         self._stats.num_reconnects = self._hub.num_found - 1
         self._take_feature_request()
-        for at_hub in self._at_hub.values():
-            self._hub.send(self._open(at_hub))
+        for at_hub, wanted in self._with_first_budgets(list(self._at_hub.values())):
+            self._hub.send(self._open(at_hub, wanted))
 
     def _take_feature_request(self) -> None:
         """Note which features this hub wants. If it wants others than the last hub, the kept features are useless."""
@@ -250,10 +258,11 @@ class RemoteDrafts:
         if isinstance(message, Reopen):
             tag.mark_absent()  # perhaps the tag can only be opened later; until then no round waits for it
             if self._hub.may_open:
-                self._hub.send(self._open(self._at_hub[tag]))
+                ((at_hub, wanted),) = self._with_first_budgets([self._at_hub[tag]])
+                self._hub.send(self._open(at_hub, wanted))
         elif message.retry_after_s:
             tag.mark_absent()
-            self._hub.record.ask_again_s = self._clock() + max(MIN_RETRY_S, message.retry_after_s)
+            self._hub.record.room.note_declined(self._clock(), message.retry_after_s)
             self._stats.num_declined += 1
         else:
             self._take_proposal(tag, message)
@@ -261,16 +270,17 @@ class RemoteDrafts:
     def _take_proposal(self, tag: HubTag, proposal: Proposal) -> None:
         """Keep the proposal, or send the tokens that were committed meanwhile if it is useless after them."""
         if tag.is_opening:
-            self._hub.record.ask_again_s = 0.0  # it has room, as far as is known
-        tag.note_answer(self._clock(), is_hopeless=proposal.is_hopeless)
-        tag.proposal = proposal
+            self._hub.record.room.note_room()
+        tag.note_proposal(proposal, self._clock())
         is_useful = tag.draft() != EMPTY_TREE
         if is_useful:
             tag.patience.note_in_time()  # late or not
         if is_useful or not tag.num_unsent:
             self._note_answer(tag, proposal)
         else:
-            self._hub.send(self._verdict(self._at_hub[tag]))
+            at_hub = self._at_hub[tag]
+            (wanted,) = self._wanted([at_hub.sequence], self._num_sequences)
+            self._hub.send(self._verdict(at_hub, wanted))
 
     def _note_answer(self, tag: HubTag, proposal: Proposal) -> None:
         self._hub.record.patience.note_in_time()
@@ -285,8 +295,17 @@ class RemoteDrafts:
         ready = [*batch, *(at_hub.sequence for at_hub in self._at_hub.values())]
         return len({each.key for each in ready if each.state is SequenceState.RUNNING})
 
-    def _wanted(self, sequence: TargetSequence, num_sequences: int) -> DraftBudget:
-        return self._hub.limited(draft_budget(sequence, self._policy, num_sequences))
+    def _wanted(self, sequences: Sequence[TargetSequence], num_sequences: int) -> list[DraftBudget]:
+        """What to ask for, for sequences whose proposals are chosen together: one call of the length policy."""
+        return [self._hub.limited(each) for each in draft_budgets(sequences, self._policy, num_sequences)]
+
+    def _with_first_budgets(self, opened: Sequence[SequenceAtHub]) -> list[tuple[SequenceAtHub, DraftBudget]]:
+        """With what their `Open`s ask for.
+
+        The proposals are for a later round, so sequences that are still being prefilled count as well.
+        """
+        num_sequences = max(self._num_sequences, len(self._at_hub))
+        return list(zip(opened, self._wanted([each.sequence for each in opened], num_sequences), strict=True))
 
     def _new_sequence(self, sequence: TargetSequence) -> SequenceAtHub:
         tag = self._hub.new_tag(SequenceTokens(sequence), sequence.sampling, self._method)
@@ -294,14 +313,10 @@ class RemoteDrafts:
         self._at_hub[tag] = self._by_request[sequence.key] = at_hub
         return at_hub
 
-    def _open(self, at_hub: SequenceAtHub) -> list[TargetToHub]:
-        """Returns: the messages that open the tag; none if no draft is wanted, if it is too soon, or if it is too long.
-
-        The proposal is for a later round, so sequences that are still being prefilled count as well.
-        """
-        wanted = self._wanted(at_hub.sequence, max(self._num_sequences, len(self._at_hub)))
-        now, record = self._clock(), self._hub.record
-        if now < at_hub.tag.open_at_s or not wanted.num_draft_tokens:
+    def _open(self, at_hub: SequenceAtHub, wanted: DraftBudget) -> list[TargetToHub]:
+        """Returns: the messages that open the tag; none if no draft is wanted, or if it is too soon or too long."""
+        now, room = self._clock(), self._hub.record.room
+        if not at_hub.tag.reopening.is_due(now) or not wanted.num_draft_tokens:
             return []
         messages = at_hub.ask(wanted, now)
         if not messages:
@@ -312,32 +327,25 @@ class RemoteDrafts:
                 )
                 log.warning(event, num_tokens=num_tokens, num_left_out=num_left_out)
             return []
-        if record.is_full:  # only this tag asks now whether there is room
-            record.ask_again_s = now + ASK_AGAIN_S
-        if record.is_full or self._hub.is_pausing:  # the answer may be another refusal: no round waits for it
-            at_hub.tag.is_awaited = False
+        room.note_opening(now)
+        if room.is_full or self._hub.is_pausing:  # the answer may be another refusal: no round waits for it
+            at_hub.tag.skip_wait()
         return messages
 
-    def _next_messages(self, at_hub: SequenceAtHub) -> list[TargetToHub]:
-        """Returns: the messages that send a round's tokens to the hub; none if nothing may be sent now."""
-        tag, now = at_hub.tag, self._clock()
-        if tag.is_unanswered and tag.prefill_wait.is_overdue(now):
-            tag.mark_absent()  # the message, or its answer, may have been lost
-        if tag.session.is_held:
-            return [] if tag.is_unanswered else self._verdict(at_hub)
-        if tag.patience.is_pausing:
-            tag.patience.note_paused_step(now)
-            return []
-        return self._open(at_hub) if self._hub.may_open else []
+    def _next_messages(self, at_hub: SequenceAtHub, wanted: DraftBudget) -> list[TargetToHub]:
+        """Returns: the messages that send a round's tokens to the hub; none if the hub is full, as another tag asks."""
+        if at_hub.tag.session.is_held:
+            return self._verdict(at_hub, wanted)
+        return self._open(at_hub, wanted) if self._hub.may_open else []
 
-    def _verdict(self, at_hub: SequenceAtHub) -> list[TargetToHub]:
+    def _verdict(self, at_hub: SequenceAtHub, wanted: DraftBudget) -> list[TargetToHub]:
         """Send the tokens, and ask for a draft unless the tag or the hub is in a pause."""
         tag, now = at_hub.tag, self._clock()
-        is_pausing = tag.patience.is_pausing or self._hub.is_pausing
-        wanted = NO_DRAFT if is_pausing else self._wanted(at_hub.sequence, self._num_sequences)
+        if tag.patience.is_pausing or self._hub.is_pausing:
+            wanted = NO_DRAFT
         if tag.patience.is_pausing:
             tag.patience.note_paused_step(now)
-        tag.has_to_catch_up = not tag.num_wanted
+        tag.fall_behind(not tag.num_wanted)
         return at_hub.ask(wanted, now)
 
     def _close(self, at_hub: SequenceAtHub) -> list[TargetToHub]:

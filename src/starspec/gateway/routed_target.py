@@ -16,6 +16,7 @@ from starspec.errors import CapacityError, LocalProtocolError, OurBug, PeerLost,
 from starspec.gateway.background import Pace
 from starspec.ids import RequestId, TargetId
 from starspec.log_limit import LogLimit
+from starspec.policy.routing import TargetSnapshot
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -31,7 +32,6 @@ from starspec.wire.messages import (
 )
 
 ASK_INTERVAL_S: Final = 0.5  # between two Asks for a target's status; each also renews the lease
-QUIET_S: Final = 2.0  # a target that has not answered for so long is in a long step: others go first
 SILENCE_S: Final = 30.0  # a connected target that sends nothing for so long hangs; one step may take seconds
 UNREACHED_S: Final = 60.0  # log a warning if there was no connection for so long: a target listens before it loads
 PAUSE_S: Final = 8.0  # if this process was suspended for longer, targets may have ended its leases
@@ -147,19 +147,15 @@ class RoutedTarget:
         """Whether it may get requests now."""
         return self.state is TargetHealth.READY
 
-    def takes(self, prompt_len: int) -> bool:
-        """Whether it may get a request with a prompt of that many tokens now."""
-        return self.can_answer and self.status is not None and prompt_len < self.status.max_model_len
+    def snapshot(self) -> TargetSnapshot:
+        """What the choice of a target needs to know about it now."""
+        max_model_len = self.status.max_model_len if self.can_answer and self.status is not None else 0
+        return TargetSnapshot(max_model_len, self._clock() - self._heard_s, self.load, self.last_assigned)
 
     @property
     def is_live(self) -> bool:
         """Whether the link is connected and the target has sent its status."""
         return self.status is not None and self._link.is_connected
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether it has not answered for a while."""
-        return self._clock() - self._heard_s > QUIET_S
 
     @property
     def load(self) -> int:

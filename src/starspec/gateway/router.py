@@ -1,7 +1,8 @@
-"""Chooses a target for each request.
+"""Sends each request to a target.
 
-The `Router` picks the least loaded target that can answer. Nothing here waits for a target: sending never blocks. When
-a target is gone or silent, its own requests fail and no others. `Generation` sends those that it can to another target.
+`policy/routing.py` says which one: the least loaded target that can answer. Nothing here waits for a target:
+sending never blocks. When a target is gone or silent, its own requests fail and no others. `Generation` sends those
+that it can to another target.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from starspec.gateway.background import run_forever
 from starspec.gateway.routed_target import RoutedTarget, ServingLink, TargetHealth
 from starspec.ids import TargetId
 from starspec.log_limit import LogLimit
+from starspec.policy.routing import pick
 from starspec.wire.messages import TargetStatus
 
 RELIEF_INTERVAL_S: Final = 0.25  # between two looks for silent targets, whose waiting requests go elsewhere
@@ -84,18 +86,17 @@ class Router:
         return sum(known) if known and len(known) == len(self.targets) else None
 
     def pick(self, prompt_len: int, but_not: RoutedTarget | None = None) -> RoutedTarget:
-        """The least loaded target that accepts the prompt; of equals, the one that was picked longest ago.
-
-        A target in a long step comes after the others, whatever their loads.
+        """The target for a request, as `policy/routing.py` says. Effects: it counts as picked last.
 
         Args:
             but_not: a target that shall not be picked.
         Raises: CapacityError if no target is ready and has a context that is long enough.
         """
-        fit = [each for each in self.targets if each is not but_not and each.takes(prompt_len)]
-        if not fit:
+        others = [each for each in self.targets if each is not but_not]
+        place = pick([each.snapshot() for each in others], prompt_len)
+        if place is None:
             raise CapacityError("no target is connected that could take this request")
-        routed = min(fit, key=lambda each: (each.is_quiet, each.load, each.last_assigned))
+        routed = others[place]
         self._num_assigned += 1
         routed.last_assigned = self._num_assigned
         return routed
@@ -112,7 +113,7 @@ class Router:
             await asyncio.sleep(RELIEF_INTERVAL_S)
 
     def _has_other(self, than: RoutedTarget, prompt_len: int) -> bool:
-        return any(each.takes(prompt_len) for each in self.targets if each is not than)
+        return any(each.snapshot().takes(prompt_len) for each in self.targets if each is not than)
 
 
 def _renamed(status: TargetStatus, endpoint: str) -> TargetStatus:

@@ -14,8 +14,6 @@ from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.tree import ROOT, DraftTree
 from starspec.wire.messages import Proposal
 
-MOST_STEP_WAITED_FOR = 0.5  # of a draft step: the rest of it may be waited for (benchmarks/async/chain_rule.py)
-
 
 @dataclass(slots=True)
 class ProposalRequest:
@@ -166,16 +164,12 @@ class DraftRound:
     def pays_in_part(self, num_known: int, now: float, step_s: float, return_s: float | None, running_s: float) -> bool:
         """Whether to send the first `num_known` tokens of the owed chain now, instead of waiting for more of them.
 
-        Args: as for `DraftSequence.pays_in_part`.
+        Only for a sequence that runs ahead. Args: as for `DraftSequence.pays_in_part`.
         """
-        if self.request is None or not num_known:
+        if self.request is None:
             return False
-        if self.ahead_choice.mode == "chain":
-            return running_s <= MOST_STEP_WAITED_FOR * step_s
         away_s = None if return_s is None else return_s + now - self.request.arrived_s
-        return away_s is not None and not self._send_or_wait.pays_to_wait(
-            num_known, max(0.0, step_s - running_s), away_s
-        )
+        return self._send_or_wait.pays_to_send(num_known, step_s, running_s, away_s, self.ahead_choice.mode)
 
     def charge(self, seconds: float) -> None:
         """Another target waited so long for a draft step that ran ahead for this sequence."""

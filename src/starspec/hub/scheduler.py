@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
-from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K, MaxBatch
+from starspec.config import MaxBatch
 from starspec.hub.drafter import Drafter
 from starspec.hub.sequence import DraftSequence
 from starspec.ids import LinkId
@@ -18,12 +17,10 @@ from starspec.policy.draft_batch import (
     SequenceView,
     TagKey,
     choose_step,
+    is_prefill,
 )
 from starspec.policy.draft_step_times import DraftStepTimes
-from starspec.policy.fairness import DeficitRoundRobin, choose_fairly
-
-SHORT_PAST: Final = MAX_TOP_K + 1  # tokens: a shorter past is forwarded like one depth of a tree, and is not a prefill
-MOST_COMMITTED: Final = MAX_DRAFT_TOKENS + 1  # tokens of one verdict; an EAGLE head forwards all of them again
+from starspec.policy.fairness import DeficitRoundRobin, RequestStanding, choose_fairly, first_in_order
 
 
 class DraftScheduler:
@@ -133,7 +130,7 @@ class DraftScheduler:
         sequences: list[ScheduledSequence] = []
         for sequence in waiting.values():
             num_missing = self._drafter.num_missing(sequence)
-            if sequence.row is None or _is_prefill(sequence, num_missing):
+            if sequence.row is None or is_prefill(num_missing, sequence.is_prefilled):
                 return None
             sequences.append(ScheduledSequence(sequence.key, num_missing, False, not sequence.tree.is_rooted))
         return DraftStep(tuple(sequences))
@@ -151,9 +148,9 @@ class DraftScheduler:
         if len(grown) != self.max_sequences or len(grown) == len(waiting):
             return ()  # there is room for more, or room for all
         order = list(waiting.values())
-        if self._is_fair:  # urgent sequences come first, then those that have started
-            started = [each for each in order if each.round.has_started and not each.round.is_urgent]
-            order = [each for each in order if each.round.is_urgent] + started
+        if self._is_fair:
+            standings = [RequestStanding(each.round.is_urgent, each.round.has_started) for each in order]
+            order = [order[place] for place in first_in_order(standings)]
         order = order[: self.max_sequences]
         return order if {each.key for each in grown} == {each.key for each in order} else ()
 
@@ -176,22 +173,17 @@ class DraftScheduler:
 
     def _view(self, sequence: DraftSequence) -> SequenceView:
         num_missing = self._drafter.num_missing(sequence)
-        is_prefill = _is_prefill(sequence, num_missing)
+        has_to_prefill = is_prefill(num_missing, sequence.is_prefilled)
         request = sequence.round.request
         return SequenceView(
             sequence.key,
             sequence.row is not None,
             num_missing,
-            is_prefill,
+            has_to_prefill,
             sequence.last_used_s,
             is_delayed=request is not None and request.has_prefill,
             has_started=sequence.round.has_started,
             is_urgent=sequence.round.is_urgent,
-            next_block=sequence.committed.next_block(len(sequence.token_ids) - num_missing) if is_prefill else None,
+            next_block=sequence.committed.next_block(len(sequence.token_ids) - num_missing) if has_to_prefill else None,
             is_committed=not sequence.tree.is_rooted,
         )
-
-
-def _is_prefill(sequence: DraftSequence, num_missing: int) -> bool:
-    """Whether the missing tokens are more than a verdict leaves."""
-    return num_missing > (MOST_COMMITTED if sequence.is_prefilled else SHORT_PAST)

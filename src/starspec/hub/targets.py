@@ -17,6 +17,7 @@ from starspec.ids import LinkId, Tag, TargetId
 from starspec.policy.admission import PAUSE_S, REVIEW_S, AdmissionControl, Load, count_max
 from starspec.policy.capacity import Demand, num_full, typical
 from starspec.policy.draft_batch import TagKey
+from starspec.policy.fairness import HeldTag, tag_to_drop, target_to_take_from
 from starspec.policy.peer_limits import Allowance
 from starspec.policy.run_ahead import AheadChoice
 from starspec.speculation.budget import DraftBudget
@@ -237,16 +238,15 @@ class ConnectedTargets:
         return bool(budget.num_draft_tokens) and self._admission.ask(link_id, self._load(now), now)
 
     def tag_to_drop(self, link_id: LinkId) -> TagKey | None:
-        """Whose place a target gets for another tag if all places are taken; None = it gets none.
+        """Whose place a target gets for another tag if all places are taken, as `policy/fairness.py` says.
 
-        The target that holds the most tags loses one, unless it would then hold fewer than the other. So targets that
-        want more places than there are end with equal numbers. The tag is the one that was used least recently.
+        Returns: None if it gets none.
         """
-        largest = max(self._links, key=lambda each: self._links[each].num_tags)
-        if self._links[largest].num_tags <= self._links[link_id].num_tags + 1:
+        largest = target_to_take_from({each: link.num_tags for each, link in self._links.items()}, link_id)
+        if largest is None:
             return None
-        theirs = [sequence for key, sequence in self._sequences.items() if key.link_id == largest]
-        return min(theirs, key=lambda each: (each.round.request is not None, each.last_used_s)).key
+        theirs = [(key, each) for key, each in self._sequences.items() if key.link_id == largest]
+        return tag_to_drop(HeldTag(key, each.round.request is not None, each.last_used_s) for key, each in theirs)
 
     def is_served_freely(self, link_id: LinkId) -> bool:
         """Whether the target gets every proposal that it asks for: it is admitted and has no rate limit."""

@@ -19,9 +19,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K
 from starspec.ids import LinkId, Tag
+
+SHORT_PAST: Final = MAX_TOP_K + 1  # tokens: a shorter past is forwarded like one depth of a tree, and is not a prefill
+MOST_COMMITTED: Final = MAX_DRAFT_TOKENS + 1  # tokens of one verdict; an EAGLE head forwards all of them again
 
 
 class TagKey(NamedTuple):
@@ -29,6 +33,15 @@ class TagKey(NamedTuple):
 
     link_id: LinkId
     tag: Tag
+
+
+def is_prefill(num_missing: int, is_prefilled: bool) -> bool:
+    """Whether the missing tokens of a sequence are more than a verdict leaves.
+
+    Args:
+        is_prefilled: whether its prompt was prefilled before.
+    """
+    return num_missing > (MOST_COMMITTED if is_prefilled else SHORT_PAST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ takes several draft steps and is of use only when it is complete:
 2. This may lower a counter below 0. The target is then passed over until quanta have raised it again.
 
 Requests of targets that miss their latency objective come first, and lower no counter (ADR 16).
+
+Targets also share the tags of a hub: `target_to_take_from` and `tag_to_drop`.
 """
 
 from __future__ import annotations
@@ -17,9 +19,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor
+from typing import NamedTuple
 
 from starspec.ids import LinkId
-from starspec.policy.draft_batch import DraftStep, DraftStepSnapshot, ScheduledSequence, SequenceView, choose_step
+from starspec.policy.draft_batch import (
+    DraftStep,
+    DraftStepSnapshot,
+    ScheduledSequence,
+    SequenceView,
+    TagKey,
+    choose_step,
+)
 
 QUANTUM = 8.0  # draft tokens: about a proposal, for the target with the least weight
 
@@ -55,6 +65,48 @@ def choose_fairly(snapshot: DraftStepSnapshot, round_robin: DeficitRoundRobin) -
     order = _DrrOrder(round_robin, snapshot.waiting)
     draft_step = choose_step(snapshot, order)
     return draft_step, order.round_robin
+
+
+class RequestStanding(NamedTuple):
+    """What gives a waiting sequence precedence over the targets' turns."""
+
+    is_urgent: bool  # its target misses its latency objective
+    has_started: bool  # it was in a draft step for its request
+
+
+def first_in_order(waiting: Sequence[RequestStanding]) -> list[int]:
+    """Places in `waiting` of those that come before any target's turn: urgent sequences, then those that have started.
+
+    As `choose_fairly` orders them.
+    """
+    urgent = [place for place, each in enumerate(waiting) if each.is_urgent]
+    return urgent + [place for place, each in enumerate(waiting) if each.has_started and not each.is_urgent]
+
+
+class HeldTag(NamedTuple):
+    """One tag that a target has at the hub."""
+
+    key: TagKey
+    is_owed: bool  # a proposal
+    last_used_s: float  # when it last sent a request or got a proposal
+
+
+def target_to_take_from(num_tags: Mapping[LinkId, int], taker: LinkId) -> LinkId | None:
+    """Which target loses a tag to another if the hub has no place for one more; None = the other gets none.
+
+    The target that holds the most tags loses one, unless it would then hold fewer than the other. So targets that want
+    more places than there are end with equal numbers.
+
+    Args:
+        num_tags: that each target has; not empty.
+    """
+    largest = max(num_tags, key=lambda each: num_tags[each])
+    return largest if num_tags[largest] > num_tags[taker] + 1 else None
+
+
+def tag_to_drop(tags: Iterable[HeldTag]) -> TagKey:
+    """Which of its tags, at least one, such a target loses: one without a request, the one used least recently."""
+    return min(tags, key=lambda each: (each.is_owed, each.last_used_s)).key
 
 
 def jains_index(shares: Iterable[float]) -> float:

@@ -18,6 +18,8 @@ MAX_MISSES: Final = 3  # in a row, before the first pause
 FIRST_PAUSE, LONGEST_PAUSE = 16, 256  # steps
 LONGEST_PAUSE_S: Final = 5.0  # a pause of more than FIRST_PAUSE steps ends after this: the hub may be fast again
 FIRST_PREFILL_WAIT_S: Final = 5.0  # after this, an unanswered `Open` counts as lost; the limit doubles each time
+MAX_UNSENT: Final = 16  # tokens; prefilling up to so many, or those of two rounds, is about as fast as those of one
+MAX_CATCH_UPS: Final = 3  # in a row, before a step waits for the answer
 CATCH_UP_WAIT_S: Final = 1.0  # the same limit for the first `Verdict` after a pause
 
 
@@ -127,6 +129,19 @@ class TagWait:
         is_hub_prefilling = self.is_opening or self.is_catching_up
         return is_hub_prefilling or (self.is_late and (self.is_excused or may_be_of_use))
 
+    def may_catch_up(self, num_unsent: int, num_wanted: int) -> bool:
+        """Whether to send the tokens first and to wait for a draft only a step later.
+
+        This is False after a few times in a row, and after a miss. A step then waits for the answer, so that a slow hub
+        is noticed.
+
+        Args:
+            num_unsent: committed tokens that the hub was not sent.
+            num_wanted: draft steps that its last message asks for.
+        """
+        is_far_behind = num_unsent > max(MAX_UNSENT, 2 * (num_wanted + 1))
+        return is_far_behind and self.num_catch_ups < MAX_CATCH_UPS and not self.patience.has_missed
+
     def begin_waiting(self, now: float, *, is_open: bool, is_draft_wanted: bool) -> None:
         """An `Open` or a `Verdict` is sent. The next step waits for the answer if it asks for a draft."""
         self.is_awaited, self.num_catch_ups = is_draft_wanted, 0
@@ -139,6 +154,18 @@ class TagWait:
         self.is_catching_up = True
         self.num_catch_ups += 1
         self.prefill_wait.begin_catch_up(now)
+
+    def fall_behind(self, is_behind: bool = True) -> None:
+        """A step asked for no draft, so the hub may have to prefill that step's tokens before it drafts again.
+
+        Args:
+            is_behind: False = the last message asked for a draft.
+        """
+        self.has_to_catch_up = is_behind
+
+    def skip_wait(self) -> None:
+        """No step waits for the answer to the message that was just sent. It may still come."""
+        self.is_awaited = False
 
     def stop_waiting(self) -> None:
         """Go on without the answer, which may still come."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from starspec.config import AheadMode
 from starspec.policy.estimators import DecayedRatio
 
 FADE: Final = 0.97  # of all verdicts, with each newer one
+MOST_STEP_WAITED_FOR: Final = 0.5  # of a draft step: the rest of it may be waited for (benchmarks/async/chain_rule.py)
 PRIOR_ACCEPTANCE, NUM_PRIOR = 0.75, 4.0  # before the first verdict; it counts as so many tokens
 
 
@@ -28,6 +30,23 @@ class SendOrWait:
         """Expected tokens of a round with a chain of so many: 1 + a + ... + a**n, where a is the acceptance rate."""
         rate = self._acceptance.value
         return sum(rate**depth for depth in range(num_tokens + 1))
+
+    def pays_to_send(
+        self, num_tokens: int, step_s: float, running_s: float, away_s: float | None, mode: AheadMode
+    ) -> bool:
+        """Whether a target should get the first `num_tokens` of its chain now.
+
+        Args:
+            step_s: as in `pays_to_wait`.
+            running_s: seconds since the start of a running draft step that adds to the chain; 0 = none is.
+            away_s: as in `pays_to_wait`; None = not known.
+            mode: how its sequence runs ahead. A "chain" is sent unless the next token is nearly there.
+        """
+        if not num_tokens:
+            return False
+        if mode == "chain":
+            return running_s <= MOST_STEP_WAITED_FOR * step_s
+        return away_s is not None and not self.pays_to_wait(num_tokens, max(0.0, step_s - running_s), away_s)
 
     def pays_to_wait(self, num_tokens: int, step_s: float, away_s: float) -> bool:
         """Whether one more token is worth a draft step, to a target that could have `num_tokens` now.

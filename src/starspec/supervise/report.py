@@ -20,10 +20,11 @@ from typing import Final
 
 import msgspec
 
+from starspec.policy.vitals import BEAT_S
+
 FD_VARIABLE = "STARSPEC_SUPERVISOR_FD"  # where a child finds its end
 ORPHAN_GRACE_S = 5.0  # a child whose supervisor is gone has this long to stop in good order
 MAX_REPORT_BYTES = 64 * 1024
-BEAT_S: Final = 1.0  # between two beats of a child
 HURRY: Final = signal.SIGURG
 """supervisor -> child that is stopping: stop at once. A process without a handler ignores this signal."""
 

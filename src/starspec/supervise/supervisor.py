@@ -1,7 +1,7 @@
 """Keeps a set of child processes running, and stops them all.
 
-One thread, one selector: what children report, what they print and that they exit all arrive in `step`. `vitals.py`
-decides which child hangs and when one is started again.
+One thread, one selector: what children report, what they print and that they exit all arrive in `step`. A child
+hangs, or is started again, when `policy/vitals.py` says so.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from starspec.errors import ConfigError, StarspecError
+from starspec.policy.vitals import HANGS_S, SILENT_S, Vitals, fails_for_good, was_suspended
 from starspec.supervise.child import Child, ChildSpec, ChildState
 from starspec.supervise.report import HURRY, Alive, Failed, Loading, Ready, Report
-from starspec.supervise.vitals import HANGS_S, SILENT_S, Vitals
 
-ABSENT_S = 2.0  # if a step comes so late, this process was suspended, and beats of its children could not be heard
 EXIT_WAIT_S = 2.0  # from the moment that a child closes its line to its end
 LATE_STAGE_GRACE_S = 2.0  # what a stage gets at least, when the stages before it used up the time
 HURRY_S = 2.0  # what a stage gets when nobody wants to wait
@@ -154,7 +153,7 @@ class Supervisor:
     def _note_time(self, waited_s: float) -> None:
         """If this process was suspended, its children may have been as well: they get their time anew."""
         now = self._clock()
-        if now - self._stepped_s > waited_s + ABSENT_S:
+        if was_suspended(now - self._stepped_s, waited_s):
             for slot in self._slots:
                 if slot.run is not None:
                     slot.vitals.hear(now)
@@ -245,8 +244,8 @@ class Supervisor:
             self._after_death(slot, code)
 
     def _after_death(self, slot: _Slot, code: int) -> None:
-        """A child that fails by itself before it was ever ready will fail again. One that was killed may not."""
-        if not slot.was_ready and code >= 0:
+        """Raises: ConfigError or StarspecError if the child will fail again, or if nothing can serve any more."""
+        if fails_for_good(code, was_ready=slot.was_ready):
             kind = ConfigError if code == 2 else StarspecError
             raise kind(f"{slot.view.spec.name} cannot start: {slot.view.detail}")
         self._plan_restart(slot)

@@ -108,7 +108,7 @@ def test_the_shorter_prompts_are_prefilled_where_all_together_are_not_worth_it()
 def test_costs_of_another_hub_are_forgotten_and_those_of_steps_kept() -> None:
     costs = measured(wait_s=9.0)
     assert choose([sequence()], costs) == [0]
-    costs.forget_hub()
+    costs = Costs(costs.steps, costs.output_len)
     assert choose([sequence()], costs) == [4]
     assert costs.steps
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from starspec.policy.length.costs import Costs
 from starspec.policy.length.prefill_cost import FIRST_OUTPUT_LEN, MAX_SLOWED, MAX_UNFINISHED, PROBE_SHARE, PrefillCost
 
 USUAL_S = 10.0  # of the step beside it
@@ -106,15 +109,15 @@ def test_drafts_have_to_save_more_until_the_end_than_prefill_costs() -> None:
 
 
 def test_how_long_answers_are_is_learnt_whichever_hub_there_is() -> None:
-    cost = after(num_sent=100, slowed_s=1.0)
+    before = Costs(prefill=after(num_sent=100, slowed_s=1.0))
     for _ in range(100):
-        cost.add_finished(38)
-    cost.forget_hub()
-    assert cost.seconds(100) == 0.0
-    prefill(cost, 100, slowed_s=1.0)
-    assert cost.pays(100, before_s=1.0 / 28, after_s=0.0) is False, "10 are left"
-    assert cost.pays(100, before_s=1.0 / 8, after_s=1.0 / 8 - 0.034), "30 are"
-    assert not cost.pays(100, before_s=1.0 / 8, after_s=1.0 / 8 - 0.033)
+        before.add_finished(38)
+    costs = replace(before, prefill=PrefillCost())
+    assert costs.prefill.seconds(100) == 0.0
+    prefill(costs.prefill, 100, slowed_s=1.0)
+    assert costs.pays_prefill(100, before_s=1.0 / 28, after_s=0.0) is False, "10 are left"
+    assert costs.pays_prefill(100, before_s=1.0 / 8, after_s=1.0 / 8 - 0.034), "30 are"
+    assert not costs.pays_prefill(100, before_s=1.0 / 8, after_s=1.0 / 8 - 0.033)
 
 
 def test_what_was_told_in_vain_makes_the_rest_dearer() -> None:

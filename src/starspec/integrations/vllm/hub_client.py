@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 
 from starspec.client.connection import HubConnection
-from starspec.client.tag import MIN_RETRY_S, HubTag
+from starspec.client.tag import HubTag
 from starspec.integrations.vllm.draft import Draft, DraftRequest
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.log_limit import LogLimit
 from starspec.policy.deadline import StepTimeDeadline
-from starspec.policy.length.round_cost import RoundTimes
+from starspec.policy.length.hub_lessons import HubLessons
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 from starspec.wire.messages import Open, Proposal, Reopen, TargetToHub
@@ -26,15 +26,6 @@ from starspec.wire.transports.base import TargetTransport
 log = structlog.get_logger()
 
 LIKELIEST: Final = SamplingSpec(temperature=0.0)  # what the hub proposes; vLLM tells a proposer no sampling parameters
-
-
-class PrefillCounts(NamedTuple):
-    """Tokens, since the client began, in messages that are longer than those of a usual round: mostly prompts."""
-
-    num_sent: int = 0
-    num_prefilled: int = 0  # of these: the hub prefilled them and drafted,
-    num_refused: int = 0  # or it answered without a draft
-    num_opened: int = 0  # how many `Open`s were sent; the step waits for the answer
 
 
 class HubClient:
@@ -61,7 +52,6 @@ class HubClient:
         self._log_limit = LogLimit(clock)
         self._hub = HubConnection(transport, deadline, self, clock)
         self._tags: dict[KnownRequest, HubTag] = {}
-        self.prefill_counts = PrefillCounts()
 
     @property
     def is_here(self) -> bool:
@@ -83,9 +73,9 @@ class HubClient:
         return len(self._tags)
 
     @property
-    def round_times(self) -> RoundTimes:
-        """What rounds with this hub cost. After the hub was lost, or after a pause, this is another object."""
-        return self._hub.record.round_times
+    def lessons(self) -> HubLessons:
+        """What was learnt about this hub. After the hub was lost, this is another object."""
+        return self._hub.record.lessons
 
     @property
     def is_prefilling(self) -> bool:
@@ -108,7 +98,7 @@ class HubClient:
     def max_draft_tokens(self, request: KnownRequest) -> int:
         """Draft tokens that the hub may give a request in the next step."""
         tag = self._tags.get(request)
-        if tag is not None and (tag.patience.is_pausing or self._clock() < tag.open_at_s):
+        if tag is not None and (tag.patience.is_pausing or not tag.reopening.is_due(self._clock())):
             return 0
         return self._budget(MAX_FORWARDED).num_draft_tokens
 
@@ -127,7 +117,7 @@ class HubClient:
         if self._hub.record.patience.is_pausing:
             self._hub.record.patience.note_paused_step(self._clock())
             for each_tag in self._tags.values():
-                each_tag.has_to_catch_up = True
+                each_tag.fall_behind()
             return None
         messages = [message for each in wanted if (message := self._next_message(each)) is not None]
         if messages:
@@ -137,7 +127,7 @@ class HubClient:
         if self._hub.is_lost:
             return None
         if waited.round is not None and self.is_serving and not is_prefilling:
-            self.round_times.add(waited.round)
+            self.lessons.note_round(waited.round)
         return {each.request: draft for each in wanted if (draft := self._draft_of(each)) is not None}
 
     def close(self, requests: Sequence[KnownRequest]) -> None:
@@ -174,10 +164,10 @@ class HubClient:
         tag.drop_proposal()
         if tag.patience.is_pausing:
             tag.patience.note_paused_step(now)
-            tag.has_to_catch_up = True
+            tag.fall_behind()
             return None
         budget = tag.limited(self._budget(wanted.num_draft_tokens))
-        if not budget.num_draft_tokens or now < tag.open_at_s:
+        if not budget.num_draft_tokens or not tag.reopening.is_due(now):
             return None
         return self._ask(tag, wanted.request, budget)
 
@@ -202,13 +192,11 @@ class HubClient:
     def _count_opened(self, tag: HubTag, request: KnownRequest, num_tokens: int) -> None:
         if request.prefilled_by != self.num_found:  # else these tokens are counted already
             self._count_sent(tag, num_tokens)
-        counts = self.prefill_counts
-        self.prefill_counts = counts._replace(num_opened=counts.num_opened + 1)
+        self.lessons.note_opened()
 
     def _count_sent(self, tag: HubTag, num_tokens: int) -> None:
-        tag.num_to_prefill = num_tokens
-        counts = self.prefill_counts
-        self.prefill_counts = counts._replace(num_sent=counts.num_sent + num_tokens)
+        tag.note_prefill(num_tokens)
+        self.lessons.note_sent(num_tokens)
 
     def _budget(self, num_tokens: int) -> DraftBudget:
         return self._hub.limited(DraftBudget.chain(num_tokens, self._p_min))
@@ -228,8 +216,7 @@ class HubClient:
         if tag is None or tag.proposal is None or not token_ids:
             return None
         num_requested = tag.num_wanted - (len(wanted.request) - tag.proposal.prefix_len)
-        tag.proposal = None
-        tag.patience.note_in_time()
+        tag.note_use()
         self._hub.record.patience.note_in_time()
         return Draft(token_ids, max(len(token_ids), min(num_requested, wanted.num_draft_tokens)))
 
@@ -240,22 +227,16 @@ class HubClient:
             self._hub.record.patience.note_in_time()
         if tag.is_opening or tag.is_catching_up:
             self._count_answered(tag, message)
-        tag.note_answer(now, is_hopeless=isinstance(message, Proposal) and message.is_hopeless)
         if isinstance(message, Reopen):
-            return
-        if message.retry_after_s:
-            tag.session.lose()
-            tag.open_at_s = now + max(MIN_RETRY_S, message.retry_after_s)
+            tag.note_answer(now, is_hopeless=False)
+        elif message.retry_after_s:
+            tag.note_declined(now, message.retry_after_s)
         else:
-            tag.proposal = message
+            tag.note_proposal(message, now)
 
     def _count_answered(self, tag: HubTag, message: Proposal | Reopen) -> None:
-        counts = self.prefill_counts
-        if isinstance(message, Reopen) or message.is_hopeless or message.retry_after_s:
-            self.prefill_counts = counts._replace(num_refused=counts.num_refused + tag.num_to_prefill)
-        else:
-            self.prefill_counts = counts._replace(num_prefilled=counts.num_prefilled + tag.num_to_prefill)
-        tag.num_to_prefill = 0
+        is_refused = isinstance(message, Reopen) or message.is_hopeless or message.retry_after_s > 0.0
+        self.lessons.note_answered(tag.end_prefill(), has_drafted=not is_refused)
 
     def drop(self, tag: HubTag | None) -> None:
         """As HubListener: a request whose answer breaks the protocol is opened anew."""

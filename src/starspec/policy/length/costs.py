@@ -6,25 +6,28 @@ cost of prefill; the cost of steps stays as it is, and does not age.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 
-from starspec.policy.length.prefill_cost import PrefillCost
+from starspec.policy.estimators import DecayedMean
+from starspec.policy.length.prefill_cost import FIRST_OUTPUT_LEN, OUTPUT_LEN_WEIGHT, PrefillCost
 from starspec.policy.length.round_cost import RoundTimes
 from starspec.policy.length.step_cost import StepCost
 
 
+def _output_len() -> DecayedMean:
+    return DecayedMean(OUTPUT_LEN_WEIGHT, FIRST_OUTPUT_LEN)
+
+
+@dataclass(frozen=True, slots=True)
 class Costs:
-    """The three costs together, because each measurement belongs to one or another of them."""
+    """The costs together, because each measurement belongs to one or another of them."""
 
-    def __init__(self, rounds: RoundTimes | None = None) -> None:
-        self.steps = StepCost()  # the target's steps, by their tokens
-        self.rounds = rounds or RoundTimes()  # the wait for proposals
-        self.prefill = PrefillCost()  # of tokens that the hub does not hold yet
-
-    def forget_hub(self, rounds: RoundTimes | None = None) -> None:
-        """Another hub was found. Times of the last hub say nothing about it. Args: rounds: with the new hub."""
-        self.rounds = rounds or RoundTimes()
-        self.prefill.forget_hub()
+    steps: StepCost = field(default_factory=StepCost)  # the target's steps, by their tokens
+    output_len: DecayedMean = field(default_factory=_output_len)  # tokens that a request generates
+    rounds: RoundTimes = field(default_factory=RoundTimes)  # the wait for proposals; of one hub
+    prefill: PrefillCost = field(default_factory=PrefillCost)  # of tokens that the hub does not hold yet; of one hub
 
     def add_step(self, num_tokens: int | None, seconds: float) -> None:
         """The target took so long between two proposals.
@@ -38,6 +41,14 @@ class Costs:
             self.prefill.add_step(seconds, usual_s)
         elif num_tokens is not None:
             self.steps.add(num_tokens, seconds)
+
+    def add_finished(self, num_tokens: int) -> None:
+        """A request ended after so many generated tokens."""
+        self.output_len.add(num_tokens)
+
+    def pays_prefill(self, num_tokens: int, before_s: float, after_s: float) -> bool:
+        """As `PrefillCost.pays`."""
+        return self.prefill.pays(num_tokens, before_s, after_s, self.output_len.value)
 
     def end_step(self) -> None:
         """Call once for each step, whether or not it was measured."""

@@ -58,13 +58,18 @@ class Experiments:
 
     def __init__(self) -> None:
         self._num_rounds = 0
-        self._probes = ProbeSchedule()
+        self._probes = ProbeSchedule()  # of the drafter that serves
         self._is_probing = False  # probes are all that this round asks for
         self._plain_from = PLAIN_PAUSE  # round that may be the next plain one
         self._num_deferred = 0  # rounds in a row
 
-    def begin_round(self) -> None:
-        """Call once for each round, before all others."""
+    def begin_round(self, probes: ProbeSchedule | None = None) -> None:
+        """Call once for each round, before all others.
+
+        Args:
+            probes: of the drafter that serves in this round; None = the one of the last round.
+        """
+        self._probes = probes or self._probes
         self._is_probing = False
         self._num_rounds += 1
 
@@ -80,10 +85,6 @@ class Experiments:
         """At least one draft that this round asked for has come."""
         if self._is_probing:
             self._probes.note_tried()
-
-    def forget_hub(self) -> None:
-        """Another hub was found: its drafts may pay."""
-        self._probes = ProbeSchedule()
 
     def is_plain_due(self, num_sequences: int, costs: Costs) -> bool:
         """Whether this round goes without drafts, although they seem to pay. Effects: if so, it counts as measured."""

@@ -32,7 +32,7 @@ class MeasuredSpeed:
         if not snapshot.sequences:
             return []
         costs, experiments = snapshot.costs or Costs(), snapshot.experiments or Experiments()
-        experiments.begin_round()
+        experiments.begin_round(snapshot.probes)
         weighed = _Round(snapshot.sequences, self.max_draft_tokens, costs, experiments)
         lengths = weighed.paying_lengths()
         if any(lengths) and experiments.is_plain_due(len(lengths), costs):
@@ -121,4 +121,4 @@ class _Round:
         if before is None or after is None:
             return True
         num = len(self._sequences)
-        return self._costs.prefill.pays(self._num_to_prefill(chosen), num / before, num / after)
+        return self._costs.pays_prefill(self._num_to_prefill(chosen), num / before, num / after)

@@ -13,7 +13,8 @@ from typing import Final
 from starspec.policy.estimators import DecayedMean, DecayedRatio
 
 FIRST_OUTPUT_LEN: Final = 128.0  # tokens that a request generates, before any was seen to end
-WEIGHT: Final = 0.2  # of a new wait, or output length, among those before it
+OUTPUT_LEN_WEIGHT: Final = 0.2  # of a new output length among those before it
+WEIGHT: Final = 0.2  # of a new wait, likewise
 FADE: Final = 0.8  # of what prefill cost, with each newer one
 MAX_SLOWED: Final = 1.0  # of a step's usual time: sharing cores costs no more than that; a longer step was interrupted
 MAX_UNFINISHED: Final = 2.0  # unfinished prefill counts as 1 / MAX_UNFINISHED of its tokens: it would have taken longer
@@ -21,17 +22,12 @@ PROBE_SHARE: Final = 0.05  # of the time since the last prefill: prefill for a p
 
 
 class PrefillCost:
-    """Seconds that the target loses by prefill of the hub, learnt from the last ones.
+    """Seconds that the target loses by prefill of one hub, learnt from the last ones.
 
     Before any was measured, prefill is assumed to cost nothing: it has to be tried.
     """
 
     def __init__(self) -> None:
-        self._output_len = DecayedMean(WEIGHT, FIRST_OUTPUT_LEN)
-        self.forget_hub()
-
-    def forget_hub(self) -> None:
-        """Another hub was found. The prefill costs of the last hub say nothing about this one."""
         self._wait_s: DecayedMean | None = None
         self._token_s = DecayedRatio(FADE)  # seconds lost by tokens prefilled
         self._ended_s: float | None = None  # when the last prefill ended
@@ -86,10 +82,6 @@ class PrefillCost:
         self._ended_s = now
         self._begin()
 
-    def add_finished(self, num_tokens: int) -> None:
-        """A request ended after so many generated tokens."""
-        self._output_len.add(num_tokens)
-
     def seconds(self, num_tokens: int) -> float:
         """Seconds that the target loses if the hub is sent so many tokens to prefill.
 
@@ -100,7 +92,7 @@ class PrefillCost:
             token_s = max(token_s, self._lost_s / self._num_done)
         return (self._wait_s.value if self._wait_s else 0.0) + num_tokens * token_s
 
-    def pays(self, num_tokens: int, before_s: float, after_s: float) -> bool:
+    def pays(self, num_tokens: int, before_s: float, after_s: float, output_len: float = FIRST_OUTPUT_LEN) -> bool:
         """Whether drafts are worth the prefill of so many tokens.
 
         How many tokens a request has says little about how many follow. So as many are expected as requests generate
@@ -109,9 +101,10 @@ class PrefillCost:
         Args:
             before_s: seconds in which each request gains one token now.
             after_s: seconds in which it will, after prefill.
+            output_len: tokens that a request generates in all.
         """
         cost_s = self.seconds(num_tokens)
-        return (before_s - after_s) * (self._output_len.value - cost_s / before_s) > cost_s
+        return (before_s - after_s) * (output_len - cost_s / before_s) > cost_s
 
     def pays_for_probe(self, num_tokens: int, now: float) -> bool:
         """Whether to have so many tokens prefilled only in order to learn whether drafts pay."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.costs import Costs
-from starspec.policy.length.experiments import Experiments
+from starspec.policy.length.experiments import Experiments, ProbeSchedule
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
 
@@ -38,6 +38,7 @@ class RoundSnapshot:
     now_s: float = 0.0  # seconds of a monotonic clock
     costs: Costs | None = None  # what steps, proposals and prefill take; None = not known
     experiments: Experiments | None = None  # what is tried in order to learn more; None = nothing
+    probes: ProbeSchedule | None = None  # of the drafter that serves now; None = the same as in the last round
 
 
 class LengthPolicy(Protocol):

@@ -1,7 +1,7 @@
 """Whether a child lives, and when it is started again. No I/O and no clock of its own: `now` is monotonic seconds.
 
-A child sends a beat every BEAT_S from a thread of its own, also while it computes (`report.py`). So a child that is
-busy beats, and one that is suspended or deadlocked does not.
+A child sends a beat every BEAT_S from a thread of its own, also while it computes (`supervise/report.py`). So a child
+that is busy beats, and one that is suspended or deadlocked does not.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from math import inf
 from typing import Final
 
 from starspec.policy.backoff import Backoff
-from starspec.supervise.report import BEAT_S
 
+BEAT_S: Final = 1.0  # between two beats of a child
 # A child that serves: nothing that it does keeps its threads from running for seconds. A machine that swaps may.
 SILENT_S: Final = 3 * BEAT_S  # shown as not answering; nothing else happens
 HANGS_S: Final = 10.0  # killed and started again. Gateways drop its requests then anyhow (`serving_client.py`)
@@ -22,6 +22,26 @@ FIRST_DELAY_S: Final = 0.25  # of a restart; it doubles with each death in a row
 MAX_DELAY_S: Final = 60.0  # ... up to this, however often
 MAX_DEATHS: Final = 5  # in a row; after more, the child is given up: it is still tried, but nobody counts on it
 GOOD_RUN_S: Final = 10.0  # a run that served for so long ends the row
+
+ABSENT_S: Final = 2.0  # a supervisor that looks so much later than it meant to was suspended
+
+
+def was_suspended(gap_s: float, wait_s: float) -> bool:
+    """Whether a supervisor could not hear its children, which may have been suspended as well.
+
+    Args:
+        gap_s: seconds between two of its looks.
+        wait_s: how long it meant to wait between them.
+    """
+    return gap_s > wait_s + ABSENT_S
+
+
+def fails_for_good(exit_code: int, *, was_ready: bool) -> bool:
+    """Whether a child that ended should not be started again: it failed by itself before it was ever ready.
+
+    One that was killed may succeed the next time.
+    """
+    return not was_ready and exit_code >= 0
 
 
 class Vitals:

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.supervise.report import BEAT_S
-from starspec.supervise.vitals import (
+from starspec.policy.vitals import (
+    ABSENT_S,
+    BEAT_S,
     FIRST_DELAY_S,
     GOOD_RUN_S,
     HANGS_S,
@@ -14,6 +15,8 @@ from starspec.supervise.vitals import (
     SILENT_S,
     STARTING_HANGS_S,
     Vitals,
+    fails_for_good,
+    was_suspended,
 )
 
 
@@ -94,3 +97,15 @@ def test_a_child_that_does_not_run_cannot_hang() -> None:
     vitals.die(1.0)
     assert not vitals.hangs(1e9)
     assert not vitals.is_silent(1e9)
+
+
+def test_a_supervisor_that_looks_much_later_than_it_meant_to_was_suspended() -> None:
+    assert not was_suspended(gap_s=5.0 + ABSENT_S, wait_s=5.0)
+    assert was_suspended(gap_s=5.1 + ABSENT_S, wait_s=5.0)
+
+
+def test_only_a_child_that_fails_by_itself_before_it_ever_served_is_not_started_again() -> None:
+    assert fails_for_good(1, was_ready=False)
+    assert fails_for_good(0, was_ready=False)
+    assert not fails_for_good(-9, was_ready=False)
+    assert not fails_for_good(1, was_ready=True)

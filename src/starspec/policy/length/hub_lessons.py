@@ -1,0 +1,88 @@
+"""What a target that weighs drafts by their cost has learnt about one hub: costs, acceptance, and probes.
+
+The target forgets a hub by dropping the object. Nothing else of these policies is about a hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from starspec.policy.deadline import Round
+from starspec.policy.length.acceptance import Acceptance
+from starspec.policy.length.experiments import ProbeSchedule
+from starspec.policy.length.prefill_cost import PrefillCost
+from starspec.policy.length.round_cost import RoundTimes
+
+
+class PrefillCounts(NamedTuple):
+    """Tokens in messages to one hub that are longer than those of a usual round: mostly prompts."""
+
+    num_sent: int = 0
+    num_prefilled: int = 0  # of these: the hub prefilled them and drafted,
+    num_refused: int = 0  # or it answered without a draft
+    num_opened: int = 0  # how many `Open`s were sent; the step waits for the answer
+
+
+@dataclass(slots=True)
+class HubLessons:
+    """What was learnt about one hub."""
+
+    rounds: RoundTimes = field(default_factory=RoundTimes)  # the wait for its proposals
+    prefill: PrefillCost = field(default_factory=PrefillCost)  # of tokens that it does not hold yet
+    probes: ProbeSchedule = field(default_factory=ProbeSchedule)
+    acceptance: Acceptance = field(default_factory=Acceptance)  # of its drafts for all requests; new ones begin with it
+    counts: PrefillCounts = field(default_factory=PrefillCounts)
+    _weighed: PrefillCounts = field(default_factory=PrefillCounts)  # the counts that `prefill` knows
+
+    def forget_rounds(self) -> None:
+        """Forget what rounds took."""
+        self.rounds = RoundTimes()
+
+    def note_round(self, round_: Round) -> None:
+        """A wait for proposals, beside which the hub had nothing to prefill."""
+        self.rounds.add(round_)
+
+    def note_sent(self, num_tokens: int) -> None:
+        """The hub was sent so many tokens to prefill."""
+        self.counts = self.counts._replace(num_sent=self.counts.num_sent + num_tokens)
+
+    def note_opened(self) -> None:
+        """The hub was sent an `Open`, so the step waits for its answer."""
+        self.counts = self.counts._replace(num_opened=self.counts.num_opened + 1)
+
+    def note_answered(self, num_tokens: int, *, has_drafted: bool) -> None:
+        """The hub has answered a message with so many tokens to prefill."""
+        if has_drafted:
+            self.counts = self.counts._replace(num_prefilled=self.counts.num_prefilled + num_tokens)
+        else:
+            self.counts = self.counts._replace(num_refused=self.counts.num_refused + num_tokens)
+
+    def weigh_answers(self, now: float, *, is_prefilling: bool) -> None:
+        """Take what the hub has answered since the last call into the cost of prefill.
+
+        Args:
+            is_prefilling: whether the hub has something to prefill now.
+        """
+        counts, before = self.counts, self._weighed
+        self._weighed = counts
+        self.prefill.add_answer(counts.num_prefilled - before.num_prefilled, counts.num_refused - before.num_refused)
+        if self.prefill.is_going_on and not is_prefilling:
+            self.prefill.end(now)
+
+    def weigh_step(self, waited_s: float, lengths: Sequence[int], now: float, *, is_prefilling: bool) -> None:
+        """Take what came of a step's messages into the cost of prefill.
+
+        Args:
+            waited_s: seconds that the step waited for all of them.
+            lengths: tokens of each draft that came.
+            is_prefilling: as in `weigh_answers`.
+        """
+        counts, before = self.counts, self._weighed
+        if counts.num_sent > before.num_sent:
+            drafting_s = self.rounds.cost.seconds_of(lengths) if lengths else 0.0
+            has_waited = counts.num_opened > before.num_opened  # a step does not wait for a tag that catches up
+            extra_s = waited_s - drafting_s if has_waited else None
+            self.prefill.add_request(counts.num_sent - before.num_sent, extra_s)
+        self.weigh_answers(now, is_prefilling=is_prefilling)

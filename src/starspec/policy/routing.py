@@ -1,0 +1,41 @@
+"""Which target gets a request. Pure functions of what a gateway knows about its targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+QUIET_S: Final = 2.0  # a target that has not answered for so long is in a long step: others go first
+
+
+class TargetSnapshot(NamedTuple):
+    """One target at the moment when a target for a request is chosen."""
+
+    max_model_len: int  # tokens of its context; 0 = it may get no request now
+    silence_s: float  # since its last message
+    load: int  # requests that it has
+    last_assigned: int  # the number of the last request that it got: higher is later
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it has not answered for a while."""
+        return self.silence_s > QUIET_S
+
+    def takes(self, prompt_len: int) -> bool:
+        """Whether it may get a request with a prompt of that many tokens."""
+        return prompt_len < self.max_model_len
+
+
+def pick(targets: Sequence[TargetSnapshot], prompt_len: int) -> int | None:
+    """The least loaded target that accepts the prompt; of equals, the one that was picked longest ago.
+
+    A target in a long step comes after the others, whatever their loads.
+
+    Returns: its place in `targets`; None if no target has a context that is long enough.
+    """
+    fit = [place for place, each in enumerate(targets) if each.takes(prompt_len)]
+    return min(fit, key=lambda place: _rank(targets[place]), default=None)
+
+
+def _rank(target: TargetSnapshot) -> tuple[bool, int, int]:
+    return target.is_quiet, target.load, target.last_assigned

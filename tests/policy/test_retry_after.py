@@ -1,0 +1,29 @@
+"""When a client that found the queue full is told to come back."""
+
+from __future__ import annotations
+
+import pytest
+
+from starspec.policy.retry_after import LEAST_S, MAX_RECORDED, MOST_S, QueueTime
+
+
+def test_the_time_to_retry_is_the_queue_over_the_rate_of_answers() -> None:
+    now = 0.0
+    queue_time = QueueTime(now)
+    assert queue_time.seconds(10, now) == LEAST_S
+    for _ in range(20):
+        now += 1.0
+        queue_time.note_finished(now)
+    assert queue_time.seconds(10, now) == pytest.approx(10.0)
+    assert queue_time.seconds(30, now) == pytest.approx(30.0)
+    assert queue_time.seconds(0, now) == LEAST_S
+    now += 3600.0
+    assert queue_time.seconds(30, now) == MOST_S
+
+
+def test_of_very_many_answers_the_last_ones_tell_the_rate() -> None:
+    queue_time = QueueTime(0.0)
+    for number in range(2 * MAX_RECORDED):
+        queue_time.note_finished(10.0 + number * 0.01)
+    now = 10.0 + 2 * MAX_RECORDED * 0.01
+    assert queue_time.seconds(1000, now) == pytest.approx(10.0, rel=0.01)
