@@ -14,7 +14,6 @@ from typing import Any
 
 import h11
 import pytest
-from starspec.gateway.connections import Connections
 
 from starspec.config import GatewayConfig
 from starspec.errors import ContextTooLong, RequestError
@@ -26,7 +25,7 @@ from starspec.gateway.http_protocol import MAX_HEAD_BYTES, PIECE_BYTES
 from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.request_body import MAX_BACKSLASHES, parse_body
 from starspec.gateway.router import Router
-from starspec.gateway.server import GatewayServer
+from starspec.gateway.server import Connections, GatewayServer
 from starspec.ids import RequestId
 from starspec.sampling.spec import SamplingSpec
 from starspec.wire.messages import EngineOutput, RequestSpec

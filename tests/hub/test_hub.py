@@ -294,7 +294,7 @@ def test_close_frees_everything() -> None:
     star.send("a", tag.open(4))
     star.step()
     star.send("a", tag.close())
-    assert (star.num_leased, star.hub.stats.num_tags, star.hub.has_work) == (0, 0, False)
+    assert (star.num_leased, star.hub.status(star.clock()).stats.num_tags, star.hub.has_work) == (0, 0, False)
 
 
 def test_a_target_that_leaves_takes_its_tags_along_and_nobody_elses() -> None:
@@ -355,7 +355,7 @@ def test_late_messages_of_a_closed_tag_do_not_open_it_again() -> None:
     star, tag = ToyStar("a"), ToyTag(1, [1, 2])
     opened = tag.open(2)
     star.send("a", opened, tag.close(), opened)
-    assert (star.hub.stats.num_tags, star.drain()) == (0, [])
+    assert (star.hub.status(star.clock()).stats.num_tags, star.drain()) == (0, [])
 
 
 def test_a_message_that_breaks_the_protocol_is_answered_with_fault_and_changes_nothing() -> None:
@@ -364,7 +364,7 @@ def test_a_message_that_breaks_the_protocol_is_answered_with_fault_and_changes_n
     star.send("a", Verdict(tag.session.tag, Epoch(9), 2, [3], 2))
     ((_, fault),) = star.drain()
     assert isinstance(fault, Fault)
-    assert star.hub.stats.num_tags == 0
+    assert star.hub.status(star.clock()).stats.num_tags == 0
 
 
 def test_ping_is_no_work() -> None:
@@ -391,7 +391,7 @@ def test_a_tag_too_many_is_answered_with_an_empty_proposal_and_taken_in_when_the
 def test_a_tag_too_many_that_wants_nothing_yet_is_not_answered() -> None:
     star = ToyStar("a", max_tags=1)
     star.send("a", ToyTag(1, [1]).open(0), ToyTag(2, [1]).open(0))
-    assert (star.drain(), star.hub.stats.num_tags) == ([], 1)
+    assert (star.drain(), star.hub.status(star.clock()).stats.num_tags) == ([], 1)
 
 
 def test_a_forward_that_raises_costs_its_sequences_only_and_the_hub_goes_on() -> None:

@@ -397,7 +397,7 @@ class Life(RuleBasedStateMachine):
         self.has_met.add((type(self), event))
 
     def _note_what_was_met(self) -> None:
-        stats = self.star.hub.stats
+        stats = self.star.hub.status(self.star.clock()).stats
         counts = {
             EVICTION: stats.num_evictions,
             HIT: stats.num_hits,

@@ -119,7 +119,7 @@ def test_a_verdict_that_cannot_be_answered_ahead_ends_no_draft_step(monkeypatch:
     star.runner.on_forward = lambda: session.send([tags[0].verdict(tags[0].expected(1), 3)])
     star.loop.run_once()
     star.runner.on_forward = None
-    assert star.hub.stats.num_tags == 2
+    assert star.hub.status(star.clock()).stats.num_tags == 2
     (proposal,) = session.receive(1.0)
     assert proposal.token_ids == tags[0].expected(3)[: len(proposal.token_ids)] != [], "after the draft step"
 
@@ -136,7 +136,7 @@ def test_a_target_that_disconnects_frees_its_rows(star: LoopStar) -> None:
     star.loop.run_once()
     session.close()
     star.turns()
-    assert (star.runner.cache.rows.leased, star.hub.stats.num_targets) == (frozenset(), 0)
+    assert (star.runner.cache.rows.leased, star.hub.status(star.clock()).stats.num_targets) == (frozenset(), 0)
 
 
 def test_a_failing_forward_is_survived_and_the_target_is_asked_to_open_its_tag_anew(star: LoopStar) -> None:
@@ -225,7 +225,7 @@ def test_faults_and_failures_that_a_target_causes_do_not_fill_the_log(
 def test_a_message_for_a_link_that_is_gone_is_dropped(star: LoopStar) -> None:
     star.transport._arrivals.append(Arrival(LinkId("gone"), TargetId("x"), ToyTag(1, [1]).open(1), 0.0))
     star.turns()
-    assert star.hub.stats.num_tags == 0
+    assert star.hub.status(star.clock()).stats.num_tags == 0
 
 
 def test_the_status_has_what_the_transport_kept_away_from_the_hub(star: LoopStar) -> None:

@@ -82,4 +82,4 @@ def test_closing_frees_the_index() -> None:
     star.ask(tag.open(1))
     star.hub.handle(A, Close(tag.session.tag, tag.session.next_epoch), 0.0)
     star.hub.check_integrity()
-    assert star.hub.stats.num_tags == 0
+    assert star.hub.status(0.0).stats.num_tags == 0

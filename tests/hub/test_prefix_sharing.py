@@ -325,7 +325,7 @@ def lead_twin_lives(seed: int, scope: PrefixScope) -> tuple[HubStats, HubStats]:
             key = chance.choice(open_tags)
             for twin in twins:
                 twin.close(*key)
-    return twins[0].hub.stats, twins[1].hub.stats
+    return stats_of(twins[0]), stats_of(twins[1])
 
 
 @pytest.mark.parametrize("scope", ["target", "hub"])
@@ -367,7 +367,7 @@ def test_a_real_draft_proposes_the_same_from_keys_and_values_that_it_took_over(r
                     told[scope].append(by_paths(tag.proposal))
             hub.check_integrity()
             hub.handle(LinkId("a"), tag.close(), clock())
-        spared[scope] = hub.stats.num_shared_tokens
+        spared[scope] = hub.status(clock()).stats.num_shared_tokens
     assert told["target"] == told["off"]
     assert len(told["off"]) == 3
     assert spared == {"target": 2 * len(system), "off": 0}

@@ -82,5 +82,5 @@ def test_a_hub_keeps_to_the_limit_that_it_finds() -> None:
                 assert tags[message.tag].receive(message)
                 assert message.token_ids == tags[message.tag].expected(2, 400)
             star.send("a", *(tag.close() for tag in tags.values()))
-    assert star.hub.stats.max_batch == 1
+    assert star.hub.status(star.clock()).stats.max_batch == 1
     assert len(star.runner.draft_steps[-1]) == 1

@@ -44,4 +44,4 @@ def test_answers_that_never_came_do_not_add_up_for_ever() -> None:
 
 
 def test_a_long_frame_is_more_work() -> None:
-    assert (work_of(0), work_of(2 * UNIT_BYTES)) == (1.0, 3.0)
+    assert (work_of([]), work_of([b""]), work_of([b"", bytes(2 * UNIT_BYTES)])) == (0.0, 1.0, 4.0)

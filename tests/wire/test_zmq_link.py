@@ -38,7 +38,7 @@ from starspec.wire.messages import (
 )
 from starspec.wire.transports import hub_io, hub_link, sockets
 from starspec.wire.transports.base import HubTransportStats, Joined, Left
-from starspec.wire.transports.hub_io import HubQueues
+from starspec.wire.transports.hub_io import HubQueues, Outgoing
 from starspec.wire.transports.zmq_hub import ZmqHub
 from starspec.wire.transports.zmq_target import HINT_S, START_S, ZmqTarget
 
@@ -466,10 +466,10 @@ def test_replies_beyond_the_bound_are_dropped_and_counted(monkeypatch) -> None:
     stats = HubTransportStats()
     queues = HubQueues(queue.SimpleQueue(), stats)
     for _ in range(5):
-        queues.put_replies({LinkId("s"): [b"one", b"two"]}, {})
+        queues.put_replies([Outgoing(LinkId("s"), [b"one", b"two"], 0, 0.0)])
     assert (len(queues.replies), stats.num_dropped) == (3, 4)
     queues.close()
-    queues.put_replies({LinkId("s"): [b"late"]}, {})  # nobody is there to be woken, and nobody minds
+    queues.put_replies([Outgoing(LinkId("s"), [b"late"], 0, 0.0)])  # nobody is there to be woken, and nobody minds
 
 
 def test_a_port_in_use_is_a_sentence_with_the_port(star) -> None:

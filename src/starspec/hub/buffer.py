@@ -86,7 +86,8 @@ class RequestBuffer:
         if not draft_step.sequences:
             raise OurBug(f"nothing was chosen for a draft step, of {list(self._waiting)}")
         num_wasted = sum([self._free(self._holders[key]) for key in draft_step.evicted])
-        self._drafter.grow([self._start(scheduled, draft_step, now) for scheduled in draft_step.sequences])
+        has_prefill = draft_step.has_prefill
+        self._drafter.grow([self._start(scheduled, now, has_prefill) for scheduled in draft_step.sequences])
         for sequence in self._in_flight:
             sequence.end_step()
         self.scheduler.note_step(draft_step, self._in_flight, self._waiting)
@@ -113,13 +114,13 @@ class RequestBuffer:
     def _is_due(self, sequence: DraftSequence) -> bool:
         return sequence.round.request is not None and self._drafter.can_grow(sequence)
 
-    def _start(self, scheduled: ScheduledSequence, draft_step: DraftStep, now: float) -> StepInput:
+    def _start(self, scheduled: ScheduledSequence, now: float, has_prefill: bool) -> StepInput:
         sequence = self._waiting[scheduled.key]
         self._in_flight.append(sequence)
         if sequence.row is None:
             self._drafter.lease(sequence)
             self._holders[sequence.key] = sequence
-        sequence.start_step(now, has_prefill=draft_step.has_prefill)
+        sequence.start_step(now, has_prefill=has_prefill)
         return StepInput(sequence, scheduled.num_tokens)
 
     def _free(self, sequence: DraftSequence) -> int:

@@ -109,7 +109,6 @@ class DraftHub:
         limits = DraftLimits(drafter.max_len, drafter.vocab_size, max_draft_tokens, vocab_size, window, salt)
         self._links.join(link_id, target_id, limits)
         self._scheduler.join(link_id, config.weights.get(target_id, 1.0))
-        self.stats.num_targets = len(self._links)
 
     def leave(self, link_id: LinkId, now: float) -> None:
         """End a target's link and free everything of it. Idempotent."""
@@ -119,7 +118,7 @@ class DraftHub:
             self._links.leave(link_id)
             self._scheduler.leave(link_id)
         self._outbox = [reply for reply in self._outbox if reply[0] != link_id]
-        self._update_stats(now)
+        self._note_idleness(now)
 
     # ---- messages in
 
@@ -139,7 +138,7 @@ class DraftHub:
             self._dispatch(link_id, message, now)
         except PeerProtocolError as error:
             self._reply(link_id, Fault(str(error)))
-        self._update_stats(now)
+        self._note_idleness(now)
 
     def _dispatch(self, link_id: LinkId, message: TargetToHub, now: float) -> None:
         match message:
@@ -280,7 +279,7 @@ class DraftHub:
             for sequence in grown:
                 self._reply_if_ready(sequence, self._proposals.propose_if_ready(sequence, end_s))
             self._proposals.end_step()
-            self._update_stats(end_s)
+            self._note_idleness(end_s)
         replies, self._outbox = self._outbox, []
         return replies
 
@@ -303,7 +302,7 @@ class DraftHub:
             self._drop(key)
             if session.is_held:
                 self._reply(link_id, session.send(Reopen(tag, session.epoch)))
-            self._update_stats(now)
+            self._note_idleness(now)
 
     def _decline(self, key: TagKey, now: float) -> None:
         """Drop the tag for now. An empty proposal lets the target go on, and says when to ask again."""
@@ -337,18 +336,17 @@ class DraftHub:
         if proposal is not None:
             self._reply(sequence.key.link_id, proposal)
 
-    def _update_stats(self, now: float) -> None:
-        self.stats.num_targets = len(self._links)
-        self.stats.num_tags = len(self._sequences)
-        self.stats.max_batch = self._scheduler.max_sequences or 0
-        self.stats.num_shared_tokens = self._drafter.num_shared_tokens
-        self.stats.num_waiting = self._buffer.num_waiting
+    def _note_idleness(self, now: float) -> None:
         self._recorder.mark(now, is_idle=bool(self._sequences) and not self._proposals.can_run_step)
 
     def status(self, now: float) -> HubStatus:
         """The statistics up to now, as a copy."""
         self._recorder.refresh(now, self._scheduler.weights, self._buffer.waiting_targets)
         self._links.report(self.stats, now)
+        self.stats.num_targets, self.stats.num_tags = len(self._links), len(self._sequences)
+        self.stats.max_batch = self._scheduler.max_sequences or 0
+        self.stats.num_shared_tokens = self._drafter.num_shared_tokens
+        self.stats.num_waiting = self._buffer.num_waiting
         held = [len(sequence.token_ids) for sequence in self._sequences.values() if sequence.row is not None]
         self.stats.num_rows_leased, self.stats.num_rows_free = len(held), self._drafter.num_free_rows
         self.stats.row_fill = sum(held) / (len(held) * self._drafter.max_len) if held else 0.0

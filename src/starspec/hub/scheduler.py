@@ -142,11 +142,11 @@ class DraftScheduler:
 
         Returns: the sequences that have just grown, in the order of the next draft step; () if others may be in it.
         """
+        if len(grown) == len(waiting) or len(grown) != self.max_sequences:
+            return ()  # there is room for all, or room for more
         # a sequence without a root was to take over a prefix, and may have lost the row that holds it
         if not all(sequence.tree.is_rooted for sequence in grown):
             return ()
-        if len(grown) != self.max_sequences or len(grown) == len(waiting):
-            return ()  # there is room for more, or room for all
         order = list(waiting.values())
         if self._is_fair:
             standings = [RequestStanding(each.round.is_urgent, each.round.has_started) for each in order]

@@ -200,7 +200,7 @@ class DraftSequence:
 
     def end_step(self) -> None:
         """That draft step has ended."""
-        self.is_prefilled |= self.tree.is_rooted
+        self.is_prefilled = self.is_prefilled or self.tree.is_rooted
 
     @property
     def is_complete(self) -> bool:

@@ -9,6 +9,7 @@ The rate limit of a target is an allowance of draft tokens, none of which it was
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 UNIT_BYTES: Final = 4096  # a frame is one unit of work, and one more for each so many bytes
@@ -60,6 +61,6 @@ class Allowance:
         self._filled_s = max(self._filled_s, now)
 
 
-def work_of(num_bytes: int) -> float:
-    """Units of one frame."""
-    return 1.0 + num_bytes / UNIT_BYTES
+def work_of(frames: Sequence[bytes]) -> float:
+    """Units of these frames."""
+    return len(frames) + sum(map(len, frames)) / UNIT_BYTES

@@ -53,7 +53,7 @@ def cache_shape(config: Any) -> tuple[int, int, int]:
 
     Args:
         config: transformers' config of the model.
-    Returns: the larger of the sizes of keys and of values, as `models/survey.py` will find it.
+    Returns: the larger of the sizes of keys and of values, as `models/hf.py` will find it.
     """
     text = config.get_text_config(decoder=True)
     num_layers, num_heads = text.num_hidden_layers, text.num_attention_heads

@@ -8,9 +8,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
-import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import zmq
@@ -42,36 +41,23 @@ class Outgoing(NamedTuple):
 class HubQueues:
     """The queues between the hub's thread and the I/O thread. One side writes each field and the other reads it."""
 
-    def __init__(
-        self,
-        arrivals: queue.SimpleQueue[list[Arrival] | None],
-        stats: HubTransportStats,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, arrivals: queue.SimpleQueue[list[Arrival] | None], stats: HubTransportStats) -> None:
         self.arrivals = arrivals
         self.replies: deque[Outgoing] = deque()
         self.num_taken: dict[LinkId, int] = {}  # written by the hub's thread
         self.is_stopping = False
         self.failure: BaseException | None = None
         self._stats = stats
-        self._clock = clock
         self._is_awake = False
         self.wake, self._alarm = socket.socketpair()
         self.wake.setblocking(False)
         self._alarm.setblocking(False)
 
-    def put_replies(self, frames: Mapping[LinkId, list[bytes]], num_drafts: Mapping[LinkId, int]) -> None:
-        """Hub's side: queue frames and wake the I/O thread. Frames beyond MAX_REPLIES are dropped and counted.
-
-        Args:
-            num_drafts: proposals with draft tokens among the frames of each link.
-        """
-        now = self._clock()
-        for link_id, theirs in frames.items():
-            if len(self.replies) >= MAX_REPLIES:
-                self._stats.num_dropped += len(theirs)
-            else:
-                self.replies.append(Outgoing(link_id, theirs, num_drafts.get(link_id, 0), now))
+    def put_replies(self, replies: Sequence[Outgoing]) -> None:
+        """Hub's side: queue replies and wake the I/O thread. Replies beyond MAX_REPLIES are dropped and counted."""
+        num_taken = max(0, MAX_REPLIES - len(self.replies))
+        self.replies += replies[:num_taken]
+        self._stats.num_dropped += sum(len(each.frames) for each in replies[num_taken:])
         self._wake_up()
 
     def count_taken(self, arrivals: Sequence[Arrival]) -> None:
@@ -160,7 +146,7 @@ class HubIoLoop:
         for source in events:
             if source in self._by_socket:
                 arrivals += self._by_socket[source].read(now)
-                self._pause_if_ahead(self._by_socket[source], now)
+                self._pause_if_ahead(self._by_socket[source])
         if self._public_port.socket in events:
             self._welcome(now)
         if now - self._checked_at >= TICK_S:
@@ -193,6 +179,7 @@ class HubIoLoop:
         for link in list(self._paused):
             if self._backlog(link) < MAX_BACKLOG // 2 and link.allowance.has_units(now):
                 self._paused.discard(link)
+                link.has_sent_too_much = False
                 self._poller.register(link.socket, zmq.POLLIN)
 
     def _close_ended_links(self, now: float) -> list[Arrival]:
@@ -207,12 +194,12 @@ class HubIoLoop:
             link.close()
         return [link.last_arrival(now) for link in ended if link.has_joined]
 
-    def _pause_if_ahead(self, link: HubLink, now: float) -> None:
+    def _pause_if_ahead(self, link: HubLink) -> None:
         """Stop reading a target that sends faster than the hub takes, or more than its share of what all may send.
 
         Its socket's own limits then slow it down. Other targets do not wait for it.
         """
-        if self._backlog(link) >= MAX_BACKLOG or not link.allowance.has_units(now):
+        if link.has_sent_too_much or self._backlog(link) >= MAX_BACKLOG:
             self._poller.unregister(link.socket)
             self._paused.add(link)
 

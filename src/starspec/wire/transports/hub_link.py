@@ -12,7 +12,7 @@ import zmq
 from starspec.audit import AuditLog
 from starspec.errors import PeerProtocolError
 from starspec.log_limit import LogLimit
-from starspec.policy.peer_limits import Allowance, work_of
+from starspec.policy.peer_limits import UNIT_BYTES, Allowance, work_of
 from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import Fault, Features, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
@@ -64,6 +64,7 @@ class HubLink:
         self.left: str | None = None  # why the link is over
         self.used_at = now  # when the target asked for something last
         self.allowance = Allowance(WORK_PER_S, WORK_BURST)
+        self.has_sent_too_much = False  # more than its allowance, when it was read last
         self._monitor = SocketMonitor(socket, LOST)
         self._identity = terms.link_id.encode()
         self._decoder: Decoder[TargetToHub] = Decoder(TargetToHub, hello.vocab_size)
@@ -86,14 +87,16 @@ class HubLink:
                 break
             try:
                 self._check_identity(identity)
-                work = sum(work_of(len(frame)) for frame in frames)
+                work = work_of(frames)
                 for message in self._decoder.decode_all(frames):
                     if isinstance(message, Features):
-                        work -= (1.0 - FEATURES_SHARE) * (work_of(len(message.data)) - 1.0)
+                        work -= (1.0 - FEATURES_SHARE) * len(message.data) / UNIT_BYTES
                     self._accept(self._link.receive(message), now, arrivals)
             except PeerProtocolError as error:
                 self._reject(identity, error, now)
-            if self.left is not None or (identity == self._identity and not self.allowance.take(work, now)):
+            if identity == self._identity:
+                self.has_sent_too_much = not self.allowance.take(work, now)
+            if self.left is not None or self.has_sent_too_much:
                 break
         self.num_queued += len(arrivals)
         return arrivals

@@ -27,7 +27,7 @@ from starspec.wire.codec import MAX_PUBLIC_FRAME_BYTES, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import HubToTarget, Proposal
 from starspec.wire.transports.base import Admit, Arrival, HubTransportStats, Report
-from starspec.wire.transports.hub_io import HubIoLoop, HubQueues
+from starspec.wire.transports.hub_io import HubIoLoop, HubQueues, Outgoing
 from starspec.wire.transports.public_port import Ports, PublicPort
 
 CLOSE_S: Final = 5.0
@@ -81,7 +81,7 @@ class ZmqHub:
             self._context.term()
             raise
         self._arrivals: queue.SimpleQueue[list[Arrival] | None] = queue.SimpleQueue()
-        self._queues = HubQueues(self._arrivals, self.stats, clock)
+        self._queues = HubQueues(self._arrivals, self.stats)
         public_port = PublicPort(public, ports, admit, report, self.stats, callers, audit, clock)
         self._thread = threading.Thread(target=self._run, args=(public_port,), name="starspec-hub-io", daemon=True)
         self._thread.start()
@@ -109,18 +109,21 @@ class ZmqHub:
 
     def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
         """As HubTransport; callable from any thread. A message too large for a frame is dropped and counted."""
-        frames = {name: self._encode(messages) for name, messages in replies.items() if messages}
-        if frames:
-            self._queues.put_replies(frames, {name: _num_drafts(messages) for name, messages in replies.items()})
+        now = self._clock()
+        outgoing = [self._encode(link_id, messages, now) for link_id, messages in replies.items() if messages]
+        if outgoing:
+            self._queues.put_replies(outgoing)
 
-    def _encode(self, messages: Sequence[HubToTarget]) -> list[bytes]:
-        frames = []
+    def _encode(self, link_id: LinkId, messages: Sequence[HubToTarget], now: float) -> Outgoing:
+        frames, num_drafts = [], 0
         for message in messages:
             try:
                 frames.append(encode(message))
             except LinkError:
                 self.stats.num_dropped += 1
-        return frames
+            else:
+                num_drafts += isinstance(message, Proposal) and bool(message.token_ids)  # it will have a verdict
+        return Outgoing(link_id, frames, num_drafts, now)
 
     def close(self) -> None:
         self._queues.stop()
@@ -143,8 +146,3 @@ class ZmqHub:
         finally:
             loop.close()
             self._context.term()
-
-
-def _num_drafts(messages: Sequence[HubToTarget]) -> int:
-    """Proposals with draft tokens: each of them will have a verdict."""
-    return sum(isinstance(each, Proposal) and bool(each.token_ids) for each in messages)
