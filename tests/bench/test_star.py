@@ -90,7 +90,7 @@ def test_slow_motion_is_told_in_modelled_time() -> None:
     served = ServedTurn(hub, [one, other], slow_motion=4.0)
     assert (served.tokens_per_s, served.mean, served.lowest) == (200, 100, 80)
     assert (served.rounds_per_s, served.proposals_per_s, served.tokens_per_round) == (50, 40, 4)
-    told_ms = (served.layer_ms, served.service_ms, served.queue_ms, served.idle_ms, served.wait_ms, served.link_ms)
+    told_ms = (served.step_ms, served.service_ms, served.queue_ms, served.idle_ms, served.wait_ms, served.link_ms)
     assert told_ms == pytest.approx((1.4, 11.2, 0.3, 9.8, 12.5, 1.0))
 
 

@@ -81,7 +81,7 @@ class FeatureHub(ToyHub):
         self.become(LAYERS)
 
     def become(self, layers: tuple[int, ...], window: int = WINDOW) -> None:
-        """Read these layers from the next session on."""
+        """Send these layers from the next link on."""
         self.layers, self.window = layers, window
         self.welcome = Welcome(PROTOCOL_VERSION, LinkId("s"), 1, "toy head", 8, 10.0, layers, window)
 

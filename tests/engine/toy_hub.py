@@ -61,7 +61,7 @@ class SlowRunner(HashRunner):
 
 
 class ToyHub:
-    """A transport with the hub behind it. `mood` says how it behaves; `killed` begins a new session at revival."""
+    """A transport with the hub behind it. `mood` says how it behaves; `killed` begins a new link at revival."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock

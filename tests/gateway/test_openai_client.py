@@ -21,7 +21,7 @@ async def test_models_are_listed_and_retrieved(gateway: Any) -> None:
     assert card.max_model_len == 64
 
 
-async def test_a_chat_answer_is_the_text_of_all_emissions(gateway: Any) -> None:
+async def test_a_chat_answer_is_the_text_of_all_outputs(gateway: Any) -> None:
     reply = await gateway.client.chat.completions.create(model="toy-model", messages=MESSAGES)
     assert reply.id.startswith("chatcmpl-")
     assert reply.object == "chat.completion"

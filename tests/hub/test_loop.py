@@ -48,12 +48,12 @@ def star() -> LoopStar:
 
 
 def test_targets_are_answered_each_on_their_own_link(star: LoopStar) -> None:
-    sessions = [star.connect("one"), star.connect("two")]
+    links = [star.connect("one"), star.connect("two")]
     tags = [ToyTag(1, [1, 2]), ToyTag(1, [3, 4])]
-    for session, tag in zip(sessions, tags, strict=True):
-        session.send([tag.open(3)])
-    for session, tag in zip(sessions, tags, strict=True):
-        (proposal,) = session.receive(1.0)
+    for link, tag in zip(links, tags, strict=True):
+        link.send([tag.open(3)])
+    for link, tag in zip(links, tags, strict=True):
+        (proposal,) = link.receive(1.0)
         assert proposal.token_ids == tag.expected(3)
     assert [len(draft_step) for draft_step in star.runner.draft_steps] == [2, 2, 2]
 
@@ -69,46 +69,46 @@ def test_what_arrives_while_a_draft_step_runs_is_in_the_next_one(star: LoopStar)
 
 def test_what_ends_a_draft_step_ahead_is_handled_next() -> None:
     star, tag = LoopStar(run_ahead="chain"), ToyTag(1, [1, 2])
-    session = star.connect("one")
-    session.send([tag.open(3)])
-    (proposal,) = session.receive(1.0)
+    link = star.connect("one")
+    link.send([tag.open(3)])
+    (proposal,) = link.receive(1.0)
     assert tag.receive(proposal)
     wrong = (proposal.token_ids[0] + 1) % 8
-    star.runner.on_forward = lambda: session.send([tag.verdict([wrong], 3)])
+    star.runner.on_forward = lambda: link.send([tag.verdict([wrong], 3)])
     star.loop.run_once()
     star.runner.on_forward = None
     assert star.hub.stats.num_ahead_nodes == 0, "given up"
-    (proposal,) = session.receive(1.0)
+    (proposal,) = link.receive(1.0)
     assert proposal.token_ids == tag.expected(3)[:1]
 
 
 def test_what_is_there_is_sent_while_a_draft_step_runs_ahead() -> None:
     star, tag = LoopStar(run_ahead="chain"), ToyTag(1, [1, 2])
-    session = star.connect("one")
-    session.send([tag.open(3)])
-    (proposal,) = session.receive(1.0)
+    link = star.connect("one")
+    link.send([tag.open(3)])
+    (proposal,) = link.receive(1.0)
     assert tag.receive(proposal)
     star.loop.run_once()
     first, second = tag.expected(2)
-    star.runner.on_forward = lambda: session.send([tag.verdict([first], 3)])
+    star.runner.on_forward = lambda: link.send([tag.verdict([first], 3)])
     star.loop.run_once()
     star.runner.on_forward = None
-    (proposal,) = session.receive(0.0)
+    (proposal,) = link.receive(0.0)
     assert proposal.token_ids == [second]
     assert star.hub.stats.num_outcomes == 0, "the verdict is handled after the draft step"
     assert tag.receive(proposal)
-    session.send([tag.verdict(tag.expected(1), 3)])
-    (proposal,) = session.receive(1.0)
+    link.send([tag.verdict(tag.expected(1), 3)])
+    (proposal,) = link.receive(1.0)
     assert proposal.token_ids == tag.expected(3)[: len(proposal.token_ids)] != []
     assert star.hub.stats.num_hits == 2
 
 
 def test_a_verdict_that_cannot_be_answered_ahead_ends_no_draft_step(monkeypatch: pytest.MonkeyPatch) -> None:
     star, tags = LoopStar(run_ahead="chain"), [ToyTag(1, [1, 2]), ToyTag(2, [3, 4])]
-    session = star.connect("one")
+    link = star.connect("one")
     for tag in tags:
-        session.send([tag.open(3)])
-        (proposal,) = session.receive(1.0)
+        link.send([tag.open(3)])
+        (proposal,) = link.receive(1.0)
         assert tag.receive(proposal)
     star.loop.run_once()
 
@@ -116,11 +116,11 @@ def test_a_verdict_that_cannot_be_answered_ahead_ends_no_draft_step(monkeypatch:
         raise RuntimeError("a bug of ours")
 
     monkeypatch.setattr("starspec.hub.sequence.DraftSequence.after_verdict", broken)
-    star.runner.on_forward = lambda: session.send([tags[0].verdict(tags[0].expected(1), 3)])
+    star.runner.on_forward = lambda: link.send([tags[0].verdict(tags[0].expected(1), 3)])
     star.loop.run_once()
     star.runner.on_forward = None
     assert star.hub.status(star.clock()).stats.num_tags == 2
-    (proposal,) = session.receive(1.0)
+    (proposal,) = link.receive(1.0)
     assert proposal.token_ids == tags[0].expected(3)[: len(proposal.token_ids)] != [], "after the draft step"
 
 
@@ -131,31 +131,31 @@ def test_a_turn_without_anything_to_do_says_so(star: LoopStar) -> None:
 
 
 def test_a_target_that_disconnects_frees_its_rows(star: LoopStar) -> None:
-    session = star.connect("one")
-    session.send([ToyTag(1, [1, 2]).open(3)])
+    link = star.connect("one")
+    link.send([ToyTag(1, [1, 2]).open(3)])
     star.loop.run_once()
-    session.close()
+    link.close()
     star.turns()
     assert (star.runner.cache.rows.leased, star.hub.status(star.clock()).stats.num_targets) == (frozenset(), 0)
 
 
 def test_a_failing_forward_is_survived_and_the_target_is_asked_to_open_its_tag_anew(star: LoopStar) -> None:
-    session, tag = star.connect("one"), ToyTag(1, [1, 2])
+    link, tag = star.connect("one"), ToyTag(1, [1, 2])
     star.runner.is_broken = True
-    session.send([tag.open(3)])
-    (reopen,) = session.receive(1.0)
+    link.send([tag.open(3)])
+    (reopen,) = link.receive(1.0)
     assert tag.receive(reopen)
     star.runner.is_broken = False
     star.clock.advance(2.0)
-    session.send([tag.open(3)])
-    (proposal,) = session.receive(1.0)
+    link.send([tag.open(3)])
+    (proposal,) = link.receive(1.0)
     assert proposal.token_ids == tag.expected(3)
 
 
 def test_a_message_that_breaks_the_hub_costs_its_own_tag_only(star: LoopStar, monkeypatch: pytest.MonkeyPatch) -> None:
-    session, hit, spared = star.connect("one"), ToyTag(1, [1, 2]), ToyTag(2, [3, 4])
-    session.send([hit.open(1), spared.open(1)])
-    tokens = {message.tag: message.token_ids for message in session.receive(1.0)}
+    link, hit, spared = star.connect("one"), ToyTag(1, [1, 2]), ToyTag(2, [3, 4])
+    link.send([hit.open(1), spared.open(1)])
+    tokens = {message.tag: message.token_ids for message in link.receive(1.0)}
     note_commit = star.hub._drafter.note_commit
 
     def broken_for_one(sequence: object, *what: object) -> None:
@@ -164,9 +164,9 @@ def test_a_message_that_breaks_the_hub_costs_its_own_tag_only(star: LoopStar, mo
         note_commit(sequence, *what)
 
     monkeypatch.setattr(star.hub._drafter, "note_commit", broken_for_one)
-    session.send([hit.verdict(tokens[1], 1), spared.verdict(tokens[2], 1)])
+    link.send([hit.verdict(tokens[1], 1), spared.verdict(tokens[2], 1)])
     replies: list[HubToTarget] = []
-    while messages := session.receive(1.0):
+    while messages := link.receive(1.0):
         replies += messages
     star.hub.check_integrity()
     assert {type(message).__name__: message.tag for message in replies} == {"Reopen": 1, "Proposal": 2}
@@ -176,48 +176,48 @@ def test_a_message_that_breaks_the_hub_costs_its_own_tag_only(star: LoopStar, mo
 def test_an_open_that_breaks_the_hub_leaves_a_tag_that_can_be_opened_again(
     star: LoopStar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, tag = star.connect("one"), ToyTag(1, [1, 2])
+    link, tag = star.connect("one"), ToyTag(1, [1, 2])
     with monkeypatch.context() as patch:
         patch.setattr("starspec.hub.hub.DraftSequence", None)
-        session.send([tag.open(1)])
-        (reopen,) = session.receive(1.0)
+        link.send([tag.open(1)])
+        (reopen,) = link.receive(1.0)
     assert isinstance(reopen, Reopen)
     assert tag.receive(reopen)
-    session.send([tag.open(1)])
-    (proposal,) = session.receive(1.0)
+    link.send([tag.open(1)])
+    (proposal,) = link.receive(1.0)
     assert proposal.token_ids == tag.expected(1)
 
 
 def test_an_event_that_breaks_the_hub_stops_nobody(star: LoopStar) -> None:
-    session = star.connect("one")
+    link = star.connect("one")
     star.turns()
-    link_id = session.welcome.link_id
+    link_id = link.welcome.link_id
     twice = Arrival(link_id, TargetId("one"), Joined(Hello(PROTOCOL_VERSION, TargetId("one"), 32, "f")), 0.0)
     star.transport._arrivals.append(twice)
-    session.send([Ping(1)])
-    assert session.receive(1.0) == [Pong(1)]
+    link.send([Ping(1)])
+    assert link.receive(1.0) == [Pong(1)]
 
 
 def test_a_targets_fault_is_noted_and_nothing_else(star: LoopStar) -> None:
-    session = star.connect("one")
-    session.send([Fault("what was that"), Ping(1)])
-    assert session.receive(1.0) == [Pong(1)]
+    link = star.connect("one")
+    link.send([Fault("what was that"), Ping(1)])
+    assert link.receive(1.0) == [Pong(1)]
 
 
 def test_faults_and_failures_that_a_target_causes_do_not_fill_the_log(
     star: LoopStar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = star.connect("one")
+    link = star.connect("one")
     with capture_logs() as logs:
-        session.send([Fault("what was that")] * 100)
+        link.send([Fault("what was that")] * 100)
         star.turns()
         monkeypatch.setattr(star.hub, "handle", None)  # whatever comes, it fails
-        session.send([Ping(number) for number in range(100)])
+        link.send([Ping(number) for number in range(100)])
         star.turns()
     assert len(logs) == 2 * LINES
     star.clock.advance(INTERVAL_S)
     with capture_logs() as logs:
-        session.send([Fault("what was that")])
+        link.send([Fault("what was that")])
         star.turns()
     assert [each["num_left_out"] for each in logs] == [100 - LINES]
 

@@ -64,28 +64,28 @@ def serving(config: HubConfig, speculative: SpeculativeConfig, model: ModelConfi
 @contextmanager
 def target(server: DraftServer, fingerprint: str = "any") -> Iterator[ZmqTarget]:
     """A target that the hub has answered, one way or the other."""
-    session = ZmqTarget(server.address, Hello(PROTOCOL_VERSION, TargetId("t"), VOCAB_SIZE, fingerprint))
+    link = ZmqTarget(server.address, Hello(PROTOCOL_VERSION, TargetId("t"), VOCAB_SIZE, fingerprint))
     try:
-        until(lambda: session.is_connected or "the hub refused" in session.problem, session)
-        yield session
+        until(lambda: link.is_connected or "the hub refused" in link.problem, link)
+        yield link
     finally:
-        session.close()
+        link.close()
 
 
-def until(condition: Callable[[], object], *sessions: ZmqTarget) -> list[HubToTarget]:
+def until(condition: Callable[[], object], *links: ZmqTarget) -> list[HubToTarget]:
     """Let targets drive their connections until the condition holds. Returns: what they received meanwhile."""
     received: list[HubToTarget] = []
     give_up_s = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < give_up_s, "the condition never held"
         time.sleep(0.001)  # whoever wants the turn gets it
-        for session in sessions:
-            received += session.receive(0.0)
+        for link in links:
+            received += link.receive(0.0)
     return received
 
 
-def proposal_of(session: ZmqTarget) -> Proposal:
-    (proposal,) = session.receive(PATIENCE_S)
+def proposal_of(link: ZmqTarget) -> Proposal:
+    (proposal,) = link.receive(PATIENCE_S)
     assert isinstance(proposal, Proposal)
     return proposal
 
@@ -106,13 +106,13 @@ def test_a_model_drafts_over_sockets_what_transformers_says_next(tiny_llama: Pat
     tag = ToyTag(1, [5, 6, 7])
     reference = LlamaForCausalLM.from_pretrained(tiny_llama)
     fingerprint = vocab_fingerprint(load_tokenizer(str(tiny_llama)))
-    with serving(HubConfig(port=0), SpeculativeConfig(), model) as server, target(server, fingerprint) as session:
+    with serving(HubConfig(port=0), SpeculativeConfig(), model) as server, target(server, fingerprint) as link:
         for answer in (lambda: tag.open(4), lambda: tag.verdict([9, 2], 4)):
-            session.send([answer()])
+            link.send([answer()])
             expected = reference.generate(
                 torch.tensor([tag.token_ids]), max_new_tokens=4, do_sample=False, eos_token_id=None
             )
-            assert proposal_of(session).token_ids == expected[0, len(tag.token_ids) :].tolist()
+            assert proposal_of(link).token_ids == expected[0, len(tag.token_ids) :].tolist()
 
 
 def test_a_hub_tells_what_its_cache_takes_if_it_has_one(tiny_llama: Path) -> None:
@@ -125,14 +125,14 @@ def test_a_hub_tells_what_its_cache_takes_if_it_has_one(tiny_llama: Path) -> Non
 
 def test_a_target_of_another_vocabulary_is_refused_and_told_why(tiny_llama: Path) -> None:
     model = ModelConfig(model=str(tiny_llama), dtype="float32", num_rows=2)
-    with serving(HubConfig(port=0), SpeculativeConfig(), model) as server, target(server, "another") as session:
-        assert "does not share the target's tokenizer" in session.problem
+    with serving(HubConfig(port=0), SpeculativeConfig(), model) as server, target(server, "another") as link:
+        assert "does not share the target's tokenizer" in link.problem
 
 
 def test_prompt_lookup_serves_any_vocabulary_and_the_status_counts_it() -> None:
-    with serving(HubConfig(port=0), NGRAM, None) as server, target(server) as session:
-        session.send([ToyTag(1, [1, 2, 3, 4, 1, 2]).open(2)])
-        assert proposal_of(session).token_ids == [3, 4]
+    with serving(HubConfig(port=0), NGRAM, None) as server, target(server) as link:
+        link.send([ToyTag(1, [1, 2, 3, 4, 1, 2]).open(2)])
+        assert proposal_of(link).token_ids == [3, 4]
         until(lambda: ask(server).stats.num_proposals == 1)
         status = ask(server)
     assert (status.draft_name, status.stats.num_targets, status.stats.num_tags) == ("ngram", 1, 1)
@@ -140,9 +140,9 @@ def test_prompt_lookup_serves_any_vocabulary_and_the_status_counts_it() -> None:
 
 def test_a_target_that_says_goodbye_is_forgotten() -> None:
     with serving(HubConfig(port=0), NGRAM, None) as server:
-        with target(server) as session:
-            session.send([ToyTag(1, [1, 2]).open(1)])
-            proposal_of(session)
+        with target(server) as link:
+            link.send([ToyTag(1, [1, 2]).open(1)])
+            proposal_of(link)
         until(lambda: ask(server).stats.num_targets == 0)
         assert ask(server).stats.num_tags == 0
 

@@ -101,7 +101,7 @@ async def test_what_a_target_says_just_before_it_goes_is_heard_before_its_end(
             await asyncio.wait_for(client.receive(), PATIENCE_S)
 
 
-async def test_a_request_goes_in_and_its_emissions_come_out_in_order(server: ServingServer) -> None:
+async def test_a_request_goes_in_and_its_outputs_come_out_in_order(server: ServingServer) -> None:
     async with client_of(server) as client:
         client.send(SUBMIT)
         [(peer, message)] = await heard(server)
@@ -113,7 +113,7 @@ async def test_a_request_goes_in_and_its_emissions_come_out_in_order(server: Ser
         assert await heard(server) == [(peer, Abort(RequestId("r")))]
 
 
-async def test_a_round_of_more_emissions_than_a_multipart_holds_arrives_whole(server: ServingServer) -> None:
+async def test_a_round_of_more_outputs_than_a_multipart_holds_arrives_whole(server: ServingServer) -> None:
     async with client_of(server) as client:
         client.send(SUBMIT)
         ((peer, _),) = await heard(server)

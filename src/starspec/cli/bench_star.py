@@ -34,7 +34,7 @@ PAIR = ("target", "draft", "quantization", "dtype")  # of a command that measure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RealStarOptions:
+class RealStarPlanOptions:
     """What of a `RealStarPlan` the command line says; None = not said."""
 
     num_draft_tokens: Annotated[
@@ -47,7 +47,7 @@ class RealStarOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StarOptions:
+class StarPlanOptions:
     """What of a `StarPlan` the command line says."""
 
     slow_motion: Annotated[
@@ -72,8 +72,8 @@ class RealPairOptions:
 @bound
 def star(
     pair: Annotated[ModelPair, take(*PAIR, target="", draft="")],
-    real: RealStarOptions,
-    synthetic: StarOptions,
+    real: RealStarPlanOptions,
+    synthetic: StarPlanOptions,
     dataset: Datasets = None,
     quick: Quick = False,
     json_file: JsonFile = None,
@@ -85,13 +85,13 @@ def star(
     synthetic star that takes their step times.
     """
     if pair.target and pair.draft:
-        if (synthetic, traces) != (StarOptions(), None):
+        if (synthetic, traces) != (StarPlanOptions(), None):
             raise ConfigError(
                 "--slow-motion and --traces are of synthetic accelerators: leave --target and --draft out"
             )
         _real_star(pair, all_prompts(dataset), real, quick, json_file)
         return
-    if (pair.target, pair.draft, real) != ("", "", RealStarOptions()):
+    if (pair.target, pair.draft, real) != ("", "", RealStarPlanOptions()):
         raise ConfigError("bench star with real models needs both --target and --draft")
     with measuring("bench star", None) as bar:
         from starspec.bench.star.measure import (  # noqa: PLC0415 (torch)
@@ -112,7 +112,7 @@ def star(
 
 
 def _real_star(
-    pair: ModelPair, prompts: Sequence[Prompt], options: RealStarOptions, quick: bool, json_file: Path | None
+    pair: ModelPair, prompts: Sequence[Prompt], options: RealStarPlanOptions, quick: bool, json_file: Path | None
 ) -> None:
     with measuring("bench star") as bar:
         from starspec.bench.star.real_star import (  # noqa: PLC0415 (torch)

@@ -63,7 +63,7 @@ class StarOptions:
     draft_num_threads: Annotated[
         int | None,
         Option(
-            "As --num-threads, for the draft. A layer of a small head ends before two threads have met.",
+            "As --num-threads, for the draft. A draft step of a small head ends before two threads have met.",
             MODELS,
             least=1,
             shown="as --num-threads",

@@ -153,7 +153,7 @@ class DraftHub:
                 if self._session(key).receive(message):
                     self._drop(key)
             case Ping():
-                self._links[link_id].plain_tokens_per_s = message.plain_tokens_per_s
+                self._links[link_id].note_plain_speed(message.plain_tokens_per_s)
             case Goodbye() | Fault():
                 pass  # the transport and the loop have handled them
             case _:
@@ -188,9 +188,8 @@ class DraftHub:
             self._decline(key, now)
             return
         link = self._links[key.link_id]
-        sequence = DraftSequence(key, opened, session, link.limits, now, link.ahead_choice.for_another())
+        sequence = DraftSequence(key, opened, session, link.limits, now, link.begin_sequence())
         self._sequences[key] = sequence
-        link.num_tags += 1
         self._answer(sequence, opened.budget, now)
 
     def _make_place(self, link_id: LinkId, now: float) -> bool:

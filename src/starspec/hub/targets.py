@@ -116,6 +116,10 @@ class TargetState:
             case SkippedRequest(began_s):
                 self.stats.round.add(now - began_s)
 
+    def note_plain_speed(self, tokens_per_s: float) -> None:
+        """The target has reported how fast it decodes without drafts; 0 = it does not know."""
+        self.plain_tokens_per_s = tokens_per_s
+
     def note_sequences(self, num_sequences: int) -> None:
         """The target has so many sequences now, at least one."""
         self._sequences.add(num_sequences)
@@ -149,6 +153,11 @@ class TargetState:
             session = TagSession(Role.HUB, tag)
             self._keep(session)
         return session
+
+    def begin_sequence(self) -> AheadChoice:
+        """One more tag has a sequence. Returns: what it knows of running ahead from the sequences before it."""
+        self.num_tags += 1
+        return self.ahead_choice.for_another()
 
     def end_sequence(self, sequence: DraftSequence) -> None:
         """Keep what outlives a sequence that is dropped: its tag's protocol state, and how it ran ahead."""

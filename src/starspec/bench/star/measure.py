@@ -256,7 +256,7 @@ def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, ServedTu
         hit_rate=served.hub.hit_rate,
         ahead_nodes_per_round=served.hub.num_ahead_nodes / max(1, served.hub.num_proposals),
         sessions_per_layer=served.hub.sequences_per_step.value,
-        layer_ms=served.layer_ms,
+        layer_ms=served.step_ms,
         service_ms=served.service_ms,
         wait_ms=served.wait_ms,
         t_wait_ms=served.queue_ms,

@@ -214,7 +214,7 @@ def _times(plan: RealStarPlan, served: Mapping[tuple[str, int], Sequence[ServedT
     least = min(plan.num_targets)
     plain, single = (_median(served[service, least]) for service in (PLAIN, SINGLE))
     return MeasuredTimes(
-        draft_ms=single.layer_ms,
+        draft_ms=single.step_ms,
         plain_ms=plain.verify_ms,
         verify_ms=single.verify_ms,
         tokens_per_round=single.tokens_per_round,
@@ -237,7 +237,7 @@ def _row(service: str, num: int, served: Turns, predicted: Turns) -> RealStarRow
         proposals_per_s_closed_form=_said(served, num) if service == SINGLE else None,
         tokens_per_round=found.tokens_per_round,
         load=found.hub.load,
-        step_ms=found.layer_ms,
+        step_ms=found.step_ms,
         service_ms=found.service_ms,
         verify_ms=found.verify_ms,
         link_ms=found.link_ms,

@@ -121,8 +121,8 @@ class ServedTurn:
         return self.tokens_per_s / self.rounds_per_s
 
     @property
-    def layer_ms(self) -> float:
-        """t_s, the time of a draft step as measured, with the overhead of sleeping. The name is that of receipts."""
+    def step_ms(self) -> float:
+        """t_s, the time of a draft step as measured, with the overhead of sleeping."""
         return self._modelled_ms(self.hub.t_s.value)
 
     @property
