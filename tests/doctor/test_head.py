@@ -47,7 +47,7 @@ def found(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Exam
 def test_a_head_is_checked_against_its_target(found: Examination) -> None:
     assert found.is_usable
     stories = {check.what: check.story for check in found.checks}
-    assert "method eagle3; it reads the hidden states 0 of 0 to 2, 128 numbers each" in stories["fit"]
+    assert "method eagle3; it takes as input the hidden states 0 of 0 to 2, 128 numbers each" in stories["fit"]
     assert "says 128 of its 128 tokens" in stories["vocabulary"]
     assert stories.keys() == {"fit", "vocabulary", "chat template", "length", "size"}
 

@@ -90,7 +90,8 @@ class UpOptions:
     ready_file: Annotated[
         Path | None,
         Option(
-            "Write the addresses to this file as JSON once all processes are ready; it goes when they stop.",
+            "Write the addresses to this file as JSON once all processes are ready; "
+            "starspec removes it when they stop.",
             PROCESS,
             shown=NONE_GIVEN,
         ),

@@ -224,10 +224,9 @@ class HubConnection:
     def wait(self, awaited: Sequence[HubTag]) -> Waited:
         """Receive until all awaited tags are answered, the deadline has passed, or the hub is lost.
 
-        This does not wait while a miss of any tag is excused: the hub is known to prefill. Nor does it wait while the
-        hub is not worth its time. A hub that was silent for
-        the whole wait is pinged, and is lost if it does not answer the ping. The hub is not pinged if all late tags are
-        being opened: it may be prefilling.
+        This does not wait while a miss of any tag is excused: the hub is known to prefill. It also does not wait while
+        the target rests. A hub that was silent for the whole wait is pinged, and is lost if it does not answer the
+        ping. The hub is not pinged if all late tags are being opened: it may be prefilling.
 
         Effects: calls the listener.
         """

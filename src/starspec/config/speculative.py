@@ -53,7 +53,7 @@ class SpeculativeConfig:
     eagle_topk: int = 1  # trees as SGLang names them: children of a node, 1 = a chain
     num_steps: int | None = None  # depth of the tree; None = num_speculative_tokens
     num_draft_tokens: int | None = None  # nodes of the tree and its root (so K + 1 for a chain); None = all that fit
-    draft_p_min: float = 0.0  # drafting stops when the nodes to expand have less, together; 0 = never
+    draft_p_min: float = 0.0  # drafting stops when the probabilities of the nodes to expand sum to less; 0 = never
     disable_by_batch_size: int | None = None  # rounds of more sequences than this draft nothing; None = all draft
     max_model_len: int | None = None  # of the draft
     feature_layers: tuple[int, ...] | None = None  # input of an EAGLE head: hidden states; None = as its config says

@@ -45,7 +45,7 @@ def check_head(target: str, speculative: SpeculativeConfig, tokenizer: Any) -> l
         Check(
             "fit",
             "ok",
-            f"a head of method {spec.method}{trained_for}; it reads the hidden states {layers} of 0 to "
+            f"a head of method {spec.method}{trained_for}; it takes as input the hidden states {layers} of 0 to "
             f"{shape.num_layers}, {shape.hidden_size} numbers each",
         ),
         Check(

@@ -52,7 +52,7 @@ def _prospect_blocks(prospect: Prospect, setting: str) -> list[Block]:
 
 
 def _layers_story(choice: LayerChoice) -> str:
-    """Which hidden states an EAGLE head reads, when its list of layers can be meant in two ways."""
+    """Which hidden states an EAGLE head takes as input, when its list of layers can be meant in two ways."""
     said = "; ".join(
         f"layers {', '.join(map(str, each.feature_layers))} ({each.reason}): right at {each.first_choice_rate:.0%}"
         for each in (choice.used, choice.other)

@@ -225,7 +225,7 @@ class RemoteDrafts:
 
     @contextmanager
     def _counting_time(self) -> Iterator[None]:
-        """What happens within costs rounds time, if there are any sequences: nobody waits for an idle target."""
+        """Charge the time of this block to the hub's account. An idle target charges nothing."""
         started_s = self._clock()
         yield
         if self._account is not None and self._at_hub:

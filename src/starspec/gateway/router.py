@@ -85,18 +85,19 @@ class Router:
         known = [each.max_num_requests for each in statuses if each and each.max_num_requests is not None]
         return sum(known) if known and len(known) == len(self.targets) else None
 
-    def pick(self, prompt_len: int, but_not: RoutedTarget | None = None) -> RoutedTarget:
+    def pick(self, num_positions: int, but_not: RoutedTarget | None = None) -> RoutedTarget:
         """The target for a request, as `policy/routing.py` says. Effects: it counts as picked last.
 
         Args:
+            num_positions: that the request can need.
             but_not: a target that shall not be picked.
         Raises: CapacityError if no target is ready and has a context that is long enough.
         """
         others = [each for each in self.targets if each is not but_not]
-        place = pick([each.snapshot() for each in others], prompt_len)
-        if place is None:
+        index = pick([each.snapshot() for each in others], num_positions)
+        if index is None:
             raise CapacityError("no target is connected that could take this request")
-        routed = others[place]
+        routed = others[index]
         self._num_assigned += 1
         routed.last_assigned = self._num_assigned
         return routed
@@ -112,8 +113,8 @@ class Router:
             self.relieve()
             await asyncio.sleep(RELIEF_INTERVAL_S)
 
-    def _has_other(self, than: RoutedTarget, prompt_len: int) -> bool:
-        return any(each.snapshot().takes(prompt_len) for each in self.targets if each is not than)
+    def _has_other(self, than: RoutedTarget, num_positions: int) -> bool:
+        return any(each.snapshot().takes(num_positions) for each in self.targets if each is not than)
 
 
 def _renamed(status: TargetStatus, endpoint: str) -> TargetStatus:

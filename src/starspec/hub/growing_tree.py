@@ -100,11 +100,11 @@ class GrowingTree(TreeNodes):
         order = self.proposed(budget)
         if budget.is_chain and not self._drafts:
             return DraftTree.chain([self.token_ids[node] for node in order])
-        place = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
+        index_of = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
         return DraftTree(
             tuple(self.token_ids[node] for node in order),
-            tuple(place[self._parents[node]] for node in order),
-            self._drafts_to_send(self._scores(budget), place) if self._drafts else {},
+            tuple(index_of[self._parents[node]] for node in order),
+            self._drafts_to_send(self._scores(budget), index_of) if self._drafts else {},
         )
 
     def proposed(self, budget: DraftBudget) -> list[int]:
@@ -139,19 +139,19 @@ class GrowingTree(TreeNodes):
         queue = self._outcomes_of(budget, frozenset((ROOT, *proposed)))
         outcomes = queue.outcomes
         chosen: list[tuple[int, int]] = []  # depths and nodes
-        place = 0
-        while place < len(outcomes) and len(chosen) < num_nodes:
-            outcome = outcomes[place]
+        index = 0
+        while index < len(outcomes) and len(chosen) < num_nodes:
+            outcome = outcomes[index]
             if outcome.node in queue.ends and outcome.node in self._children:
-                self._add_children(outcomes.pop(place), outcomes)
+                self._add_children(outcomes.pop(index), outcomes)
                 continue
             expansion = queue.expansion(outcome)
             missing = self._continue(expansion)
             if not missing:
-                del outcomes[place]
+                del outcomes[index]
                 continue
             chosen += [(outcome.depth + expansion.num_steps, node) for node in missing]
-            place += 1
+            index += 1
         return [node for _, node in sorted(chosen[:num_nodes], key=itemgetter(0))]
 
     def _nodes_changed(self) -> None:
@@ -233,14 +233,14 @@ class GrowingTree(TreeNodes):
             expansion.scores[child] = 0.0
         return [child for child in likeliest if self.token_ids[child] not in self._end_token_ids]
 
-    def _drafts_to_send(self, nodes: Iterable[int], place: Mapping[int, int]) -> dict[int, DrawnCandidates]:
+    def _drafts_to_send(self, nodes: Iterable[int], index_of: Mapping[int, int]) -> dict[int, DrawnCandidates]:
         """What was drawn below each proposed node, even if none of its children is proposed.
 
         If only likely children were reported, then the report would depend on what was drawn, and the other children
         would never be tested.
         """
         expanded = dict.fromkeys(self._parents[node] for node in nodes)
-        return {place[node]: self._drafts[node] for node in expanded if node in place and node in self._drafts}
+        return {index_of[node]: self._drafts[node] for node in expanded if node in index_of and node in self._drafts}
 
     def _depth_first(self, chosen: set[int]) -> Iterable[int]:
         """Ancestors first. Among siblings, the likelier comes first with all its descendants."""

@@ -60,7 +60,7 @@ class NgramDrafter:
     def grow(self, draft_step: Sequence[StepInput], is_obsolete: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
         for sequence in (growth.sequence for growth in draft_step):
             guessed = self._lookup.propose(_row_of(sequence), sequence.round.budget.num_steps)
-            ends = [place for place, token_id in enumerate(guessed) if token_id in sequence.sampling.end_token_ids]
+            ends = [index for index, token_id in enumerate(guessed) if token_id in sequence.sampling.end_token_ids]
             sequence.become_chain(guessed[: ends[0] + 1] if ends else guessed)
 
     def num_preparable(self, sequence: DraftSequence) -> int:  # noqa: ARG002  a lookup takes no time

@@ -150,7 +150,7 @@ class DraftScheduler:
         order = list(waiting.values())
         if self._is_fair:
             standings = [RequestStanding(each.round.is_urgent, each.round.has_started) for each in order]
-            order = [order[place] for place in first_in_order(standings)]
+            order = [order[index] for index in first_in_order(standings)]
         order = order[: self.max_sequences]
         return order if {each.key for each in grown} == {each.key for each in order} else ()
 

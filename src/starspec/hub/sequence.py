@@ -148,7 +148,7 @@ class DraftSequence:
         return self.tree.to_prepare(proposal.budget, proposal.nodes, num_nodes)
 
     def _spec_for(self, budget: DraftBudget) -> TopKSpec:
-        """Wider than the budget where outcomes are prepared; but drawn children are as many as the budget says."""
+        """The budget's top k, or a larger one to prepare outcomes. Drawn children always follow the budget."""
         if self.round.ahead_choice.mode != "outcomes" or self.is_drawn:
             return budget.top_k_spec
         return TopKSpec(max(budget.top_k, NUM_OUTCOMES))
@@ -204,7 +204,7 @@ class DraftSequence:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing of the owed proposal is missing."""
+        """Whether the owed proposal is complete."""
         return self.round.request is not None and not self.to_forward
 
     def pays_in_part(self, now: float, step_s: float, return_s: float | None, running_s: float = 0.0) -> bool:

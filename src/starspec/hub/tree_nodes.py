@@ -81,8 +81,8 @@ class TreeNodes:
     def segment(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
         """Token ids and parents of the forwarded nodes and then of `nodes`, as a `Segment` wants them."""
         order = [*self.forwarded, *nodes]
-        place = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
-        return [self.token_ids[node] for node in order], [place[self._parents[node]] for node in order]
+        index_of = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
+        return [self.token_ids[node] for node in order], [index_of[self._parents[node]] for node in order]
 
     def expand(self, node: int, children: Children, top_k_spec: TopKSpec) -> None:
         """Make the children of a node known: the drafter's answer to `top_k_spec`. Raises: OurBug if they are."""

@@ -30,7 +30,7 @@ UNKNOWN_S: Final = 5.0  # a new target is expected to be measured within this; l
 FORGET_S: Final = 60.0  # the demand of a target that was let go is then forgotten: it may have changed
 LONGEST_FORGET_S: Final = 960.0  # that time doubles whenever the target is let go again, up to this
 MARGIN: Final = 0.05  # of plain speed: all must be so much faster to admit one, some so much slower to let one go
-MAX_COUNTED: Final = 256  # targets that N_max is looked for among
+MAX_COUNTED: Final = 256  # the largest N_max that is looked for
 
 
 @dataclass(frozen=True, slots=True)

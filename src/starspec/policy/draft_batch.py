@@ -3,9 +3,9 @@
 All waiting sequences grow together in one batched forward, or the first `max_sequences` of them (StarSD serves one at a
 time). The order is first come, first served, or that of `fairness.py`:
 
-1. A waiting sequence without a row takes a free one; else the row of the idle sequence that was used least recently;
-   else the row of the last waiting sequence. It takes no row of a target that holds as many rows as its own, or fewer,
-   by weight. A sequence that loses its row lives on as token ids.
+1. A waiting sequence without a row takes a free one. If there is none, the hub evicts the least recently used idle row,
+   else the row of the last waiting sequence. It takes no row from another target that holds no more rows, by weight,
+   than the target that needs one. A sequence that loses its row lives on as token ids.
 2. A waiting sequence that misses only what a verdict leaves, or nodes of its tree, grows without further conditions.
 3. Sequences in prefill (of a prompt, or of the tokens of an evicted sequence) share `prefill_chunk` tokens of a draft
    step, an equal part for each target. They share only `chunk_beside` tokens if other sequences decode in it. A

@@ -75,12 +75,12 @@ class RequestStanding(NamedTuple):
 
 
 def first_in_order(waiting: Sequence[RequestStanding]) -> list[int]:
-    """Places in `waiting` of those that come before any target's turn: urgent sequences, then those that have started.
+    """Indices in `waiting` of those that come before any target's turn: urgent sequences, then those that have started.
 
     As `choose_fairly` orders them.
     """
-    urgent = [place for place, each in enumerate(waiting) if each.is_urgent]
-    return urgent + [place for place, each in enumerate(waiting) if each.has_started and not each.is_urgent]
+    urgent = [index for index, each in enumerate(waiting) if each.is_urgent]
+    return urgent + [index for index, each in enumerate(waiting) if each.has_started and not each.is_urgent]
 
 
 class HeldTag(NamedTuple):
@@ -150,7 +150,7 @@ class _DrrOrder:
             queue = self._queues[target]
             yield queue.popleft()
             if not queue:
-                del self._queues[target]  # for this draft step; the target keeps its place in the list
+                del self._queues[target]  # for this draft step; the target keeps its position in the list
 
     def expected_order(self) -> Sequence[SequenceView]:
         targets = sorted((target for target in self._deficits if target in self._queues), key=self._num_passes_to_wait)

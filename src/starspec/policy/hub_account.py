@@ -2,8 +2,8 @@
 
 Other rules bound what one fault of a hub costs: a late proposal, a flood, a tag that has to be opened again. This one
 bounds the sum, whatever the hub does and however it times it. If decoding with the hub has been slower than plain
-decoding by more than a small credit, the target *rests*: for a while it asks for no drafts and waits for none. The rest
-is so long that the credit and the rest together cost little.
+decoding by more than a small credit, the target *rests*: for a while it asks for no drafts and waits for none. A rest
+lasts several times as long as the loss, so the loss is a small share of the time.
 
 No clock and no I/O: `now` is seconds of one monotonic clock.
 """

@@ -18,7 +18,8 @@ MAX_MISSES: Final = 3  # in a row, before the first pause
 FIRST_PAUSE, LONGEST_PAUSE = 16, 256  # steps
 LONGEST_PAUSE_S: Final = 5.0  # a pause of more than FIRST_PAUSE steps ends after this: the hub may be fast again
 FIRST_PREFILL_WAIT_S: Final = 5.0  # after this, an unanswered `Open` counts as lost; the limit doubles each time
-MAX_UNSENT: Final = 16  # tokens; prefilling up to so many, or those of two rounds, is about as fast as those of one
+# The hub prefills up to 16 tokens, or the tokens of two rounds, about as fast as the tokens of one round.
+MAX_UNSENT: Final = 16  # tokens
 MAX_CATCH_UPS: Final = 3  # in a row, before a step waits for the answer
 CATCH_UP_WAIT_S: Final = 1.0  # the same limit for the first `Verdict` after a pause
 
@@ -219,11 +220,11 @@ class TagWait:
 def note_deadline_passed(
     late: Sequence[TagWait], all_tags: Iterable[TagWait], with_hub: Patience, now: float, *, are_all_late: bool
 ) -> None:
-    """A step's deadline has passed. Each late tag has a miss; so has the hub if it answered none of the awaited tags.
+    """Note the misses of a step: one for each late tag, and one for the hub if it answered none of the awaited tags.
 
     Args:
         all_tags: all tags of this target at this hub.
-        with_hub: the backoff with the hub as a whole. One step in which all late tags are excused is excused as well.
+        with_hub: the backoff with the hub as a whole. It excuses one step in which all late tags are excused.
         are_all_late: whether no awaited tag was answered.
     """
     is_hub_prefilling = any(each.is_opening for each in all_tags)

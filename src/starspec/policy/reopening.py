@@ -26,7 +26,7 @@ class Reopening:
 
     @property
     def is_forbidden(self) -> bool:
-        """Whether no time will do."""
+        """Whether the tag can never be opened again."""
         return self._at_s == inf
 
     def is_due(self, now: float) -> bool:
@@ -38,7 +38,7 @@ class Reopening:
         self._reopens.note_success(now)
 
     def note_reopen(self, now: float) -> None:
-        """The hub does not hold the tag, it says.
+        """The hub says that it does not hold the tag.
 
         The first time the tag may be opened again at once: the hub may have missed a verdict, or failed. A hub that
         says so again and again would get the whole text each time.

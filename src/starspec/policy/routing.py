@@ -21,20 +21,22 @@ class TargetSnapshot(NamedTuple):
         """Whether it has not answered for a while."""
         return self.silence_s > QUIET_S
 
-    def takes(self, prompt_len: int) -> bool:
-        """Whether it may get a request with a prompt of that many tokens."""
-        return prompt_len < self.max_model_len
+    def takes(self, num_positions: int) -> bool:
+        """Whether it may get a request that needs that many positions of the context."""
+        return num_positions < self.max_model_len
 
 
-def pick(targets: Sequence[TargetSnapshot], prompt_len: int) -> int | None:
-    """The least loaded target that accepts the prompt; of equals, the one that was picked longest ago.
+def pick(targets: Sequence[TargetSnapshot], num_positions: int) -> int | None:
+    """The least loaded target that takes the request; of equals, the one that was picked longest ago.
 
     A target in a long step comes after the others, whatever their loads.
 
-    Returns: its place in `targets`; None if no target has a context that is long enough.
+    Args:
+        num_positions: that the request can need (`num_positions` of `gateway/routed_target.py`).
+    Returns: its index in `targets`; None if no target has a context that is long enough.
     """
-    fit = [place for place, each in enumerate(targets) if each.takes(prompt_len)]
-    return min(fit, key=lambda place: _rank(targets[place]), default=None)
+    fit = [index for index, each in enumerate(targets) if each.takes(num_positions)]
+    return min(fit, key=lambda index: _rank(targets[index]), default=None)
 
 
 def _rank(target: TargetSnapshot) -> tuple[bool, int, int]:

@@ -95,7 +95,7 @@ def passed_over(snapshot: ScheduleSnapshot, plan: StepPlan) -> tuple[list[Reques
     """
     admitted, decoded = set(plan.admit), set(plan.decode)
     waiting = keys_of(snapshot.waiting)
-    num_before_last = max((place for place, each in enumerate(waiting) if each in admitted), default=0)
+    num_before_last = max((index for index, each in enumerate(waiting) if each in admitted), default=0)
     overtaken = [each for each in waiting[:num_before_last] if each not in admitted]
     left_out = [each for each in keys_of(snapshot.running) if each not in decoded] if plan.decode else []
     return overtaken, left_out

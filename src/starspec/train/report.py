@@ -82,7 +82,7 @@ its embedding and LM head are the target's and not stored.
 
 | | |
 |---|---|
-| reads | hidden states {", ".join(map(str, report.feature_layers))} (indices into `hidden_states`, 0 = embeddings) |
+| input | hidden states {", ".join(map(str, report.feature_layers))} (indices into `hidden_states`, 0 = embeddings) |
 | speaks | {report.draft_vocab_size:,} tokens, {report.share_of_answers_covered:.1%} of the answers learnt from |
 | data | {report.num_answers:,} answers of the target itself, {report.num_answer_tokens:,} tokens{learnt} |
 | prompts | {report.num_prompts:,}, sha256 `{report.prompts_sha256[:16]}...`; licence: {report.data_licence} |

@@ -1,6 +1,6 @@
 """What a target that weighs drafts by their cost has learnt about one hub: costs, acceptance, and probes.
 
-The target forgets a hub by dropping the object. Nothing else of these policies is about a hub.
+The target forgets a hub by dropping the object. No other state of these policies belongs to a hub.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class _Round:
         """Draft tokens of each sequence.
 
         A hub should prefill sequences only if their drafts save more time, until the requests end, than prefill costs.
-        This is decided for all sequences that need prefill together; if it does not pay, for the shorter half of them,
-        and so on.
+        The first decision is about all sequences that need prefill together. If their prefill does not pay, the next
+        decision is about the shorter half of them, and so on.
         """
         chosen = self._weigh(self._limits)
         if not self._num_to_prefill(chosen):
@@ -73,8 +73,8 @@ class _Round:
         held = self._weigh(self._limits_without(range(len(self._sequences))))
         if self._experiments.has_to_defer(len(self._sequences), self._costs):
             return held.lengths
-        unheld = [place for place, each in enumerate(self._sequences) if each.num_to_prefill]
-        shortest_first = sorted(unheld, key=lambda place: self._sequences[place].num_to_prefill)
+        unheld = [index for index, each in enumerate(self._sequences) if each.num_to_prefill]
+        shortest_first = sorted(unheld, key=lambda index: self._sequences[index].num_to_prefill)
         while self._num_to_prefill(chosen) and not self._pays_prefill(chosen, held):
             shortest_first = shortest_first[: len(shortest_first) // 2]
             chosen = self._weigh(self._limits_without(set(unheld) - set(shortest_first)))
@@ -87,17 +87,17 @@ class _Round:
         all drafts of a request would save. The others are then judged by what this one achieves: if its drafts pay, all
         get drafts.
         """
-        places = range(len(self._sequences))
-        idle = [place for place in places if self._limits[place] and self._acceptances[place].is_idle]
+        indices = range(len(self._sequences))
+        idle = [index for index in indices if self._limits[index] and self._acceptances[index].is_idle]
         if not idle:
-            return [0 for _ in places]
-        held = {place for place in places if self._limits[place] and self._sequences[place].is_held}
+            return [0 for _ in indices]
+        held = {index for index in indices if self._limits[index] and self._sequences[index].is_held}
         probing = held.intersection(idle)
         if not held:
-            shortest = min(idle, key=lambda place: self._sequences[place].num_tokens)
+            shortest = min(idle, key=lambda index: self._sequences[index].num_tokens)
             if self._costs.prefill.pays_for_probe(self._sequences[shortest].num_tokens, now_s):
                 probing = {shortest}
-        return [min(PROBE_TOKENS, self._limits[place]) if place in probing else 0 for place in places]
+        return [min(PROBE_TOKENS, self._limits[index]) if index in probing else 0 for index in indices]
 
     def _weigh(self, limits: Sequence[int]) -> ChosenLengths:
         rates, reaches = [each.rate for each in self._acceptances], [each.reach for each in self._acceptances]
@@ -106,8 +106,8 @@ class _Round:
     def _limits_without(self, excluded: Collection[int]) -> list[int]:
         """The limits without drafts for excluded sequences that need prefill."""
         return [
-            0 if place in excluded and self._sequences[place].num_to_prefill else limit
-            for place, limit in enumerate(self._limits)
+            0 if index in excluded and self._sequences[index].num_to_prefill else limit
+            for index, limit in enumerate(self._limits)
         ]
 
     def _num_to_prefill(self, chosen: ChosenLengths) -> int:
