@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from starspec import LLM, ConfigError, RequestError, SamplingParams
+from starspec.observe.progress import ProgressBar
 
 TARGET = "synthetic:role=target,step_ms=0"
 DRAFT = "synthetic:role=draft,step_ms=0,alpha=0.8"
@@ -262,7 +263,8 @@ def test_a_text_that_begins_with_bos_is_warned_of_and_can_be_left_alone() -> Non
 
 
 def test_progress_is_shown_unless_it_is_turned_off(monkeypatch, capsys) -> None:
-    monkeypatch.setattr("starspec.observe.progress.FIRST_LINE_S", 0.0)
+    monkeypatch.setitem(ProgressBar.__init__.__kwdefaults__, "first_line_s", 0.0)
+    monkeypatch.setattr("starspec.observe.progress.LINE_INTERVAL_S", 0.0)
     with llm_of("draft") as llm:
         llm.generate([[1], [2]], GREEDY)
         assert "generating: answers, 50%" in capsys.readouterr().err

@@ -80,12 +80,12 @@ def test_rounds_for_which_the_hub_has_nothing_are_drafted_by_the_fallback() -> N
     star.submit("a", PROMPT, 70)
     star.hub.mood = "empty"
     asked: list[RequestId] = []
-    propose = star.fallback.propose
+    chain = star.fallback._chain
 
-    def counted(sequence: TargetSequence, num_sequences: int) -> DraftTree:
+    def counted(sequence: TargetSequence, length: int) -> DraftTree:
         asked.append(sequence.request_id)
-        return propose(sequence, num_sequences)
+        return chain(sequence, length)
 
-    star.fallback.propose = counted  # type: ignore[method-assign]
+    star.fallback._chain = counted  # type: ignore[method-assign]
     star.finish()
     assert len(asked) == star.stats.num_rounds
