@@ -326,6 +326,32 @@ def test_a_hub_that_prefills_slowly_is_waited_for_once_and_joins_later() -> None
     assert star.stats.acceptance.num_accepted_tokens > accepted_before
 
 
+def test_a_target_that_rests_opens_no_tag_on_a_new_link_and_opens_all_after_the_rest() -> None:
+    star = Star()
+    for name in "ab":
+        star.submit(name, PROMPT, 80)
+    for _ in range(5):
+        star.step()
+    assert star.drafts._account is not None
+    star.drafts._account.add_time(60.0)
+    star.step()
+    assert star.drafts._account.is_resting(star.clock.now)
+    for _ in range(3):  # links come and go
+        star.hub.kill()
+        star.step()
+        star.hub.num_opens = 0
+        star.hub.revive()
+        star.step()
+        star.step()
+        assert star.drafts.is_connected
+        assert star.hub.num_opens == 0
+    star.clock.now += 3600.0
+    before = star.stats.acceptance.num_accepted_tokens
+    star.finish()
+    assert star.hub.num_opens == 2
+    assert star.stats.acceptance.num_accepted_tokens > before
+
+
 def test_a_hub_that_never_answers_is_time_without_one() -> None:
     star = Star()
     star.hub.kill()

@@ -111,8 +111,7 @@ class RemoteDrafts:
         with self._counting_time():
             opened = [self._new_sequence(each) for each in sequences if each.spec.num_draft_tokens != 0]
             for at_hub, wanted in self._with_first_budgets(opened):  # after all are there: they all count
-                if self._hub.may_open:  # asked for each: one may find that the hub is full
-                    self._hub.send(self._open(at_hub, wanted))
+                self._hub.send(self._open(at_hub, wanted))
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -169,7 +168,8 @@ class RemoteDrafts:
             if added.features is not None:
                 at_hub.features.add(len(sequence.token_ids) - 1 - len(added.token_ids), added.features)
             if at_hub in budgets:
-                messages += self._next_messages(at_hub, budgets[at_hub])
+                tell = self._verdict if at_hub.tag.session.is_held else self._open
+                messages += tell(at_hub, budgets[at_hub])
         self._hub.send(messages)
 
     def _budgets_of(self, sequences: Sequence[TargetSequence]) -> dict[SequenceAtHub, DraftBudget]:
@@ -234,7 +234,7 @@ class RemoteDrafts:
     # ---------------------------------------------------------------- messages from the hub
 
     def find(self) -> None:
-        """As HubListener: open each tag from its token ids."""
+        """As HubListener: open each tag from its token ids, unless the target rests. It opens them after the rest."""
         self._stats.num_reconnects = self._hub.num_found - 1
         self._take_feature_request()
         for at_hub, wanted in self._with_first_budgets(list(self._at_hub.values())):
@@ -257,9 +257,8 @@ class RemoteDrafts:
         """As HubListener."""
         if isinstance(message, Reopen):
             tag.mark_absent()  # perhaps the tag can only be opened later; until then no round waits for it
-            if self._hub.may_open:
-                ((at_hub, wanted),) = self._with_first_budgets([self._at_hub[tag]])
-                self._hub.send(self._open(at_hub, wanted))
+            ((at_hub, wanted),) = self._with_first_budgets([self._at_hub[tag]])
+            self._hub.send(self._open(at_hub, wanted))
         elif message.retry_after_s:
             tag.mark_absent()
             self._hub.record.room.note_declined(self._clock(), message.retry_after_s)
@@ -314,9 +313,12 @@ class RemoteDrafts:
         return at_hub
 
     def _open(self, at_hub: SequenceAtHub, wanted: DraftBudget) -> list[TargetToHub]:
-        """Returns: the messages that open the tag; none if no draft is wanted, or if it is too soon or too long."""
+        """Returns: the messages that open the tag; none if no draft is wanted, or if it is too soon or too long.
+
+        It is too soon during a rest, and while the hub is full and another tag asks for room.
+        """
         now, room = self._clock(), self._hub.record.room
-        if not at_hub.tag.reopening.is_due(now) or not wanted.num_draft_tokens:
+        if not self._hub.may_open or not at_hub.tag.reopening.is_due(now) or not wanted.num_draft_tokens:
             return []
         messages = at_hub.ask(wanted, now)
         if not messages:
@@ -331,12 +333,6 @@ class RemoteDrafts:
         if room.is_full or self._hub.is_pausing:  # the answer may be another refusal: no round waits for it
             at_hub.tag.skip_wait()
         return messages
-
-    def _next_messages(self, at_hub: SequenceAtHub, wanted: DraftBudget) -> list[TargetToHub]:
-        """Returns: the messages that send a round's tokens to the hub; none if the hub is full, as another tag asks."""
-        if at_hub.tag.session.is_held:
-            return self._verdict(at_hub, wanted)
-        return self._open(at_hub, wanted) if self._hub.may_open else []
 
     def _verdict(self, at_hub: SequenceAtHub, wanted: DraftBudget) -> list[TargetToHub]:
         """Send the tokens, and ask for a draft unless the tag or the hub is in a pause."""
