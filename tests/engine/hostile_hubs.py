@@ -38,6 +38,7 @@ from starspec.wire.transports.zmq_target import ZmqTarget
 
 DRAFT_S = 0.004  # from request to proposal
 JUST_IN_TIME_S = 0.15  # a target waits for so long for a proposal
+DOUBT_S = 0.07  # less than two tokens are worth to the target
 FRAME_S = 20e-6  # what it costs a target to read and decode a frame,
 BYTE_S = 10e-9  # and each of its bytes
 SENT_S = 20e-6  # what it costs to send a message,
@@ -322,6 +323,24 @@ class Empty(GoodHub):
         self.say(socket, Proposal(session.tag, session.epoch, session.prefix_len, []), JUST_IN_TIME_S)
 
 
+class Doubts(GoodHub):
+    """Drafts for long, and proposes nothing in the end."""
+
+    def answer(self, socket: FakeSocket, session: TagSession, num: int) -> None:
+        nothing = Proposal(session.tag, session.epoch, session.prefix_len, [], service_s=DOUBT_S)
+        self.say(socket, session.send(nothing), DOUBT_S)
+
+
+class DoubtsAllButOne(Doubts):
+    """For one tag it proposes one token, which is wrong."""
+
+    def answer(self, socket: FakeSocket, session: TagSession, num: int) -> None:
+        if session.tag != 1:
+            super().answer(socket, session, num)
+        else:
+            self.say(socket, session.send(self.proposal(session, 1, is_wrong=True)), DOUBT_S)
+
+
 class FloodsPongs(GoodHub):
     def spam(self, socket: FakeSocket) -> None:
         socket.put([encode(Pong(7))])
@@ -464,6 +483,7 @@ HOSTILE: list[type[GoodHub]] = [
     ReopensUnasked,
     Declines,
     Empty,
+    Doubts,
     FloodsPongs,
     DripsPongs,
     FloodsPings,

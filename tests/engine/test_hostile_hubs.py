@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hostile_hubs import BUSY, HOSTILE, Clock, GoodHub, linked_to
+from hostile_hubs import BUSY, HOSTILE, Clock, Doubts, DoubtsAllButOne, GoodHub, linked_to
 from structlog.testing import capture_logs
 from toy import HashRunner, WordTokenizer, next_of
 
 from starspec.config import TargetConfig
-from starspec.engine.drafts import Drafts, NoDrafts
+from starspec.engine.drafts import Drafts, NgramDrafts, NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
+from starspec.engine.sequence import TargetSequence
 from starspec.ids import RequestId
 from starspec.policy.length.fixed import FixedLength
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
+from starspec.speculation.tree import DraftTree
 from starspec.stats import TargetStats
 from starspec.wire.messages import RequestSpec
 
@@ -26,6 +28,7 @@ DRAFTED_S = 0.018  # what each draft token adds to a round: drafts that are wron
 PROMPT = list(range(1, 12))
 NUM_TOKENS = 200
 NUM_STREAMS = 3
+POLICY = FixedLength(DraftBudget.chain(4))
 MOST = 1.2  # times plain decoding,
 FIRST_S = 1.0  # after this
 
@@ -41,17 +44,29 @@ class CostlyRunner(HashRunner):
         return super().forward(segments, feature_layers)
 
 
-def seconds_of(hub: type[GoodHub] | None, num_requests: int) -> list[float]:
+class TwoRightTokens(NgramDrafts):
+    """N-grams that fit the toy's text."""
+
+    def __init__(self) -> None:
+        super().__init__(POLICY, 1, 2)
+
+    def _chain(self, sequence: TargetSequence, length: int) -> DraftTree:
+        path = list(sequence.token_ids)
+        for _ in range(min(length, 2)):
+            path.append(next_of(path))
+        return DraftTree.chain(path[len(sequence.token_ids) :])
+
+
+def seconds_of(hub: type[GoodHub] | None, num_requests: int, fallback: NgramDrafts | None = None) -> list[float]:
     """When each round of requests that begin together has ended, with a hub or without, by the tokens of all so far.
 
     Checks every token.
     """
     clock, stats = Clock(), TargetStats()
     served_by = None if hub is None else hub(clock)
-    drafts: Drafts = NoDrafts()
+    drafts: Drafts = fallback or NoDrafts()
     if served_by is not None:
-        policy = FixedLength(DraftBudget.chain(4))
-        drafts = RemoteDrafts(linked_to(served_by, clock), policy, stats, clock)
+        drafts = RemoteDrafts(linked_to(served_by, clock), POLICY, stats, clock, fallback=fallback)
     engine = TargetEngine(CostlyRunner(clock), WordTokenizer(), drafts, TargetConfig(prefill_chunk=11), stats, clock)
     wanted, got = {}, {}
     for number in range(num_requests):
@@ -90,6 +105,13 @@ def test_no_hub_makes_a_target_much_slower_than_plain(hub: type[GoodHub], plain:
 @pytest.mark.parametrize("hub", BUSY, ids=lambda hub: hub.__name__)
 def test_nor_one_with_several_streams(hub: type[GoodHub], plain: dict[int, list[float]]) -> None:
     check(hub, NUM_STREAMS, plain)
+
+
+@pytest.mark.parametrize(("hub", "num_requests"), [(Doubts, 1), (DoubtsAllButOne, NUM_STREAMS)])
+def test_no_hub_lives_on_what_the_fallback_gains(hub: type[GoodHub], num_requests: int) -> None:
+    without_s = seconds_of(None, num_requests, TwoRightTokens())[-1]
+    measuring_s = 3 * STEP_S  # so many rounds measure what decoding costs without any draft
+    assert seconds_of(hub, num_requests, TwoRightTokens())[-1] <= MOST * without_s + FIRST_S + measuring_s
 
 
 def check(hub: type[GoodHub], num_requests: int, plain: dict[int, list[float]]) -> None:

@@ -80,8 +80,9 @@ class RemoteDrafts:
         # an operator who sets the longest wait says by it what a hub may cost
         self._account = HubAccount() if deadline_s is None else None
         self._hub = HubConnection(transport, self._deadline, self, clock, self._account)
-        self._num_emitted = 1.0  # by a sequence of this round, on average
-        self._has_hub_drafts = False  # in this round
+        self._drafted: set[RequestKey] = set()  # sequences that have a draft of the hub in this round
+        self._drafted_share = 0.0  # of the round's draft tokens: those of the hub
+        self._num_gained = 0.0  # tokens that the hub's drafts gained, on average over all sequences of the round
         self._feature_request = FeatureRequest()  # of the last hub; kept while it is lost, as it may come back
 
     @property
@@ -127,7 +128,7 @@ class RemoteDrafts:
                 self._hub.send(at_hub.frames())
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        self._num_in_round, self._has_hub_drafts = len(batch), False
+        self._num_in_round, self._drafted, self._drafted_share = len(batch), set(), 0.0
         with self._counting_time():
             self._poll()
             trees = [EMPTY_TREE] * len(batch) if self._is_plain_round_due else self._collect(batch)
@@ -141,11 +142,15 @@ class RemoteDrafts:
         waited = self._hub.wait([at_hub.tag for at_hub in held if at_hub is not None and at_hub.tag.is_awaited])
         self._stats.num_late_rounds += bool(waited.late)
         trees = [EMPTY_TREE if at_hub is None else at_hub.tag.draft() for at_hub in held]
-        self._has_hub_drafts = any(tree != EMPTY_TREE for tree in trees)
-        return trees if self._fallback is None else self._fallback.fill(batch, trees)
+        self._drafted = {each.key for each, tree in zip(batch, trees, strict=True) if tree != EMPTY_TREE}
+        filled = trees if self._fallback is None else self._fallback.fill(batch, trees)
+        self._drafted_share = _num_tokens(trees) / max(1, _num_tokens(filled))
+        return filled
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
-        self._num_emitted = sum(len(added.token_ids) for added in emitted) / max(1, len(emitted))
+        pairs = zip(batch, emitted, strict=True)
+        num_gained = sum(len(added.token_ids) - 1 for each, added in pairs if each.key in self._drafted)
+        self._num_gained = num_gained / len(batch)
         self._num_sequences = self._num_ready(batch)
         with self._counting_time():
             self._report(batch, emitted)
@@ -200,7 +205,7 @@ class RemoteDrafts:
         if self._account is not None:
             plain_s = self._plain_speed.round_s(self._num_in_round)
             self._account.end_round(
-                verify_s, plain_s, self._num_emitted, self._clock(), has_drafts=self._has_hub_drafts
+                verify_s, plain_s, self._num_gained, self._clock(), drafted_share=self._drafted_share
             )
 
     def poll(self) -> None:
@@ -350,3 +355,7 @@ class RemoteDrafts:
         del self._by_request[at_hub.sequence.key]
         message = self._hub.close_tag(at_hub.tag)
         return [] if message is None else [message]
+
+
+def _num_tokens(trees: Sequence[DraftTree]) -> int:
+    return sum(tree.num_draft_tokens for tree in trees)

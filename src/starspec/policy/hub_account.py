@@ -5,6 +5,9 @@ bounds the sum, whatever the hub does and however it times it. If decoding with 
 decoding by more than a small credit, the target *rests*: for a while it asks for no drafts and waits for none. A rest
 lasts several times as long as the loss, so the loss is a small share of the time.
 
+The account credits the hub only with tokens that its own drafts gained. What another drafter gains beside it, or in its
+place, the target would gain without the hub, too.
+
 No clock and no I/O: `now` is seconds of one monotonic clock.
 """
 
@@ -31,7 +34,7 @@ class HubAccount:
         self._credit_s = FIRST_S + CREDIT_S
         self._rests_until_s = float("-inf")
         self._hub_s = 0.0  # since the last round ended
-        self._num_tokens = DecayedMean(WEIGHT)  # of a sequence in rounds with drafts
+        self._num_tokens = DecayedMean(WEIGHT)  # of a sequence in rounds with drafts of the hub
         self._drafted_s = DecayedMean(WEIGHT, max_ratio=2.0)  # forwards of such rounds; one slow moment says little
         self.num_rests = 0
 
@@ -49,23 +52,25 @@ class HubAccount:
         self._hub_s += seconds
 
     def end_round(
-        self, forward_s: float, plain_s: float | None, num_tokens: float, now: float, *, has_drafts: bool
+        self, forward_s: float, plain_s: float | None, num_gained: float, now: float, *, drafted_share: float
     ) -> None:
         """A round is over. Effects: may begin a rest.
 
         Args:
             forward_s: seconds of its forward.
             plain_s: the same of a round without drafts; None = not known.
-            num_tokens: tokens that a sequence gained, on average.
+            num_gained: tokens that the hub's drafts gained, on average over all sequences of the round.
+            drafted_share: of the round's draft tokens: those of the hub; 0 = it drafted nothing. It pays for so much of
+                what their verification costs.
         """
         lost_s, self._hub_s = self._hub_s, 0.0
-        if has_drafts:
-            self._num_tokens.add(num_tokens)
+        if drafted_share:
+            self._num_tokens.add(1.0 + num_gained)
             self._drafted_s.add(forward_s)
             if plain_s is not None:
-                lost_s += max(0.0, self._drafted_s.value - plain_s)
+                lost_s += drafted_share * max(0.0, self._drafted_s.value - plain_s)
         plain_s = forward_s if plain_s is None else plain_s
-        self._charge(lost_s - (num_tokens - 1.0) * plain_s, plain_s, num_tokens, now)
+        self._charge(lost_s - num_gained * plain_s, plain_s, 1.0 + num_gained, now)
 
     def _charge(self, lost_s: float, plain_s: float, num_tokens: float, now: float) -> None:
         """Args: lost_s: how much longer the round took than plain decoding; negative if it was faster."""
