@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from starspec.config import ModelConfig, SpeculativeConfig
-from starspec.local_star import LocalHub
+from starspec.errors import ConfigError
+from starspec.local_star import LocalHub, check_drafts, local_drafts
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
+from starspec.stats import TargetStats
 
 TARGET = "synthetic:vocab=64,step_ms=0,alpha=0.7"
 DRAFT = f"{TARGET},role=draft"
@@ -20,3 +25,25 @@ def test_the_hub_is_told_of_all_rows_of_a_padded_embedding() -> None:
     hub.connect().receive(0.0)
     (routed,) = hub._loop._hub._links._links.values()
     assert routed.limits.target_vocab_size == info.vocab_size
+
+
+@pytest.mark.parametrize("drafts", [{"model": DRAFT}, {"method": "ngram"}], ids=["model", "n-grams"])
+@pytest.mark.parametrize(
+    "remote",
+    [
+        {"endpoint": "tcp://h:1"},
+        {"fallback": "ngram", "deadline_ms": 50.0},
+        {"keys": "keys/"},
+        {"insecure": True},
+    ],
+    ids=lambda remote: next(iter(remote)),
+)
+def test_settings_of_a_hub_elsewhere_are_refused_by_name(drafts: dict[str, Any], remote: dict[str, Any]) -> None:
+    config, tokenizer = ModelConfig(model=TARGET, max_model_len=64), load_tokenizer(TARGET)
+    speculative = SpeculativeConfig.from_mapping({**drafts, "remote": remote})
+    with pytest.raises(ConfigError) as early:
+        check_drafts(config, speculative, tokenizer)
+    with pytest.raises(ConfigError) as late:
+        local_drafts(config, load_runner(config).info, speculative, TargetStats(), tokenizer)
+    for raised in (early, late):
+        assert all(f"remote.{name}" in str(raised.value) for name in remote)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
+from starspec.config import HubConfig, ModelConfig, RemoteConfig, SpeculativeConfig
 from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.errors import ConfigError
@@ -48,6 +48,7 @@ def local_drafts(
     """
     if speculative is None:
         return NoDrafts()
+    _check_remote(speculative.remote)
     policy = make_policy(speculative, max_num_seqs)
     own = own_drafts(speculative.method, speculative, policy)
     return own or LocalHub(target, info, speculative, tokenizer).drafts(policy, stats)
@@ -60,7 +61,10 @@ def check_drafts(target: ModelConfig, speculative: SpeculativeConfig | None, tok
         tokenizer: the target's; None = it is loaded if it is needed.
     Raises: as local_drafts.
     """
-    if speculative is None or own_drafts(speculative.method, speculative, make_policy(speculative)) is not None:
+    if speculative is None:
+        return
+    _check_remote(speculative.remote)
+    if own_drafts(speculative.method, speculative, make_policy(speculative)) is not None:
         return
     draft = _resolved(target.model, speculative, tokenizer or load_tokenizer(target.model))
     model = _draft_model(target, draft)
@@ -72,10 +76,19 @@ def check_drafts(target: ModelConfig, speculative: SpeculativeConfig | None, tok
         check_loadable(model)
 
 
+def _check_remote(remote: RemoteConfig) -> None:
+    """Raises: ConfigError that names the fields that were set: none has an effect without a hub elsewhere."""
+    given = [f"remote.{each.name}" for each in fields(remote) if getattr(remote, each.name) != each.default]
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)}: for target servers with a hub elsewhere, without effect in one process; leave it out,"
+            " and give the draft's model, or method 'ngram'"
+        )
+
+
 def _resolved(target: str, speculative: SpeculativeConfig, tokenizer: Any) -> DraftSpec:
     """What drafts. Raises: ConfigError if it is elsewhere or not named; VocabularyMismatch."""
-    if speculative.remote.endpoint is not None:
-        raise ConfigError("remote.endpoint is for target servers; in one process give the draft's model")
+    _check_remote(speculative.remote)
     if speculative.model is None:
         raise ConfigError("speculative config: give the draft's model")
     draft = resolve_draft(speculative)
