@@ -124,7 +124,7 @@ class StarProcesses:
 
     Args:
         draft_options, target_options: arguments added to the command lines of the hub and of each target.
-    Raises: PeerLost if a process does not start.
+    Raises: PeerLost if a process does not start, or if the gateway finds no target.
     """
 
     def __init__(
@@ -149,9 +149,18 @@ class StarProcesses:
             self.gateway = self._start("gateway", "--target", target, "--port", "0", *hub, *words)
             self.url = self.gateway.wait_ready().removesuffix("/v1")
             self.hub.wait_ready()
+            self._wait_for_a_target()
         except BaseException:
             self.end()
             raise
+
+    def _wait_for_a_target(self) -> None:
+        """The gateway listens before its targets are connected, and answers 503 until then."""
+        deadline_s = time.monotonic() + START_S
+        while not httpx.get(f"{self.url}/health/ready").is_success:
+            if time.monotonic() > deadline_s:
+                raise PeerLost(f"the gateway finds no target:\n{self.gateway.output()}")
+            time.sleep(POLL_S)
 
     def restart_hub(self) -> None:
         """Start a hub on the port of the one that ended, and wait until it is ready."""
