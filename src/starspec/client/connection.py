@@ -39,7 +39,7 @@ log = structlog.get_logger()
 class HubRecord:
     """What this target has learnt about one hub.
 
-    The connection begins a new record when it loses the hub. Nothing else forgets a hub.
+    The connection begins a new record when it loses the hub. Apart from that, only `forget_rounds` forgets anything.
     """
 
     patience: Patience = field(default_factory=Patience)  # with the hub as a whole

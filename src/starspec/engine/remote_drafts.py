@@ -150,7 +150,7 @@ class RemoteDrafts:
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         pairs = zip(batch, emitted, strict=True)
         num_gained = sum(len(added.token_ids) - 1 for each, added in pairs if each.key in self._drafted)
-        self._num_gained = num_gained / len(batch)
+        self._num_gained = num_gained / max(1, len(batch))
         self._num_sequences = self._num_ready(batch)
         with self._counting_time():
             self._report(batch, emitted)

@@ -227,9 +227,8 @@ def build_app(services: Services, metrics: GatewayMetrics, audit: AuditLog) -> F
         app.add_middleware(ApiKeyMiddleware, api_key=services.config.api_key)
     app.add_middleware(DrainMiddleware, drain=services.drain)
     app.add_middleware(FramingMiddleware)
-    app.add_middleware(
-        MetricsMiddleware, metrics=metrics, audit=audit
-    )  # added last = outermost, so it counts refused requests too
+    # added last = outermost, so it counts refused requests too
+    app.add_middleware(MetricsMiddleware, metrics=metrics, audit=audit)
     return app
 
 

@@ -17,8 +17,6 @@ COUNTED_ROUTES: Final = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"}
     | {"/health", "/health/ready", "/ping", "/metrics"}
 )
-
-
 UNAUDITED_ROUTES: Final = frozenset({"/health", "/health/ready", "/ping"})  # asked every second, until it is ready
 REFUSED_AS: Final = "starspec.refused_as"  # in a request's scope: the status, if its connection answered it
 NO_ROUTE: Final = "none"  # of a request whose head never came

@@ -1,7 +1,7 @@
 """Whether a child lives, and when it is started again. No I/O and no clock of its own: `now` is monotonic seconds.
 
 A child sends a beat every BEAT_S from a thread of its own, also while it computes (`supervise/report.py`). So a child
-that is busy beats, and one that is suspended or deadlocked does not.
+that is busy beats, and one that is suspended does not. A child of which only the main thread hangs beats, too.
 """
 
 from __future__ import annotations
