@@ -43,8 +43,10 @@ class Detokenizer:
         self._stop = stop
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
-        self._window = self._last_tokens(prompt_token_ids, CONTEXT_TOKENS)  # decoded together
-        self._num_decoded = len(self._window)  # tokens of the window whose text is in the prompt or in `_text`
+        self._window: list[int] = []  # tokens that are decoded together
+        self._num_decoded = 0  # tokens of the window whose text is in the prompt or in `_text`
+        self._decoded = ""  # their text
+        self._start_window(prompt_token_ids, CONTEXT_TOKENS)
         self._text = ""
         self._next_offset = 0
         self._num_taken = 0
@@ -100,8 +102,7 @@ class Detokenizer:
         if not added or (added != whole and not is_last):
             return
         self._text += added
-        self._window = self._last_tokens(self._window, len(self._window) - self._num_decoded)
-        self._num_decoded = len(self._window)
+        self._start_window(self._window, len(self._window) - self._num_decoded)
 
     def _added_text(self) -> str:
         """What the window's new tokens add to the text of those before them.
@@ -110,8 +111,7 @@ class Detokenizer:
         character. A decoder with byte fallback even turns every character of a run of byte tokens into U+FFFD while the
         run has an incomplete one.
         """
-        before = self._decode(self._window[: self._num_decoded])
-        both = self._decode(self._window)
+        before, both = self._decoded, self._decode(self._window)
         if both.startswith(before):
             return both[len(before) :]
         final = self._final_text(self._window[: self._num_decoded])
@@ -128,14 +128,22 @@ class Detokenizer:
                 return text
         return ""
 
-    def _last_tokens(self, token_ids: Sequence[int], num: int) -> list[int]:
-        """The last `num` tokens, and those before them with which their first character begins."""
+    def _start_window(self, token_ids: Sequence[int], num: int) -> None:
+        """Begin a new window: the last `num` tokens, and those before them with which their first character begins."""
         for num_last in range(num, num + MAX_CHAR_TOKENS):
             last = list(token_ids[-num_last:])
-            beginnings = (self._decode(last[:length]) for length in range(1, MAX_CHAR_TOKENS + 1))
-            if any(not text.startswith(UNFINISHED) for text in beginnings):
-                return last
-        return list(token_ids[-num:])  # they are no text
+            text = self._decode(last)
+            if not text.startswith(UNFINISHED) or self._begins_with_character(last):
+                break
+        else:  # they are no text
+            last = list(token_ids[-num:])
+            text = self._decode(last)
+        self._window, self._num_decoded, self._decoded = last, len(last), text
+
+    def _begins_with_character(self, token_ids: list[int]) -> bool:
+        """Whether a character begins with the first token. Later tokens may turn its text into U+FFFD."""
+        beginnings = (self._decode(token_ids[:length]) for length in range(1, MAX_CHAR_TOKENS + 1))
+        return any(not text.startswith(UNFINISHED) for text in beginnings)
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)

@@ -54,6 +54,7 @@ class TargetEngine:
         self._in_step: Sequence[TargetSequence] = ()  # the sequences of this step's prefill chunk or round
         self._started_s = clock()
         self._recent_tokens: deque[tuple[float, int]] = deque()  # (time, number of tokens) of the last seconds
+        self._num_recent_tokens = 0  # their sum
 
     @property
     def has_work(self) -> bool:
@@ -283,7 +284,8 @@ class TargetEngine:
     def _update_rate(self, num_tokens: int) -> None:
         now = self._clock()
         self._recent_tokens.append((now, num_tokens))
+        self._num_recent_tokens += num_tokens
         while self._recent_tokens[0][0] < now - RATE_WINDOW_S:
-            self._recent_tokens.popleft()
+            self._num_recent_tokens -= self._recent_tokens.popleft()[1]
         known_s = min(RATE_WINDOW_S, now - self._started_s)
-        self.stats.tokens_per_s = sum(tokens for _, tokens in self._recent_tokens) / known_s if known_s > 0 else 0.0
+        self.stats.tokens_per_s = self._num_recent_tokens / known_s if known_s > 0 else 0.0

@@ -16,8 +16,7 @@ prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence, Sized
 
 import structlog
 from torch import Tensor
@@ -79,6 +78,7 @@ class RemoteDrafts:
         self._is_plain_round = False  # ... none of which has a draft
         # an operator who sets the longest wait says by it what a hub may cost
         self._account = HubAccount() if deadline_s is None else None
+        self._charging = _Charging(self._account, clock, self._at_hub)
         self._hub = HubConnection(transport, self._deadline, self, clock, self._account)
         self._drafted: set[RequestKey] = set()  # sequences that have a draft of the hub in this round
         self._drafted_share = 0.0  # of the round's draft tokens: those of the hub
@@ -109,7 +109,7 @@ class RemoteDrafts:
         self._num_sequences += len(sequences)
         for sequence, wanted in zip(sequences, self._wanted(sequences, num_sequences=1), strict=True):
             sequence.stats.num_spec_tokens = wanted.num_steps
-        with self._counting_time():
+        with self._charging:
             opened = [self._new_sequence(each) for each in sequences if each.spec.num_draft_tokens != 0]
             for at_hub, wanted in self._with_first_budgets(opened):  # after all are there: they all count
                 self._hub.send(self._open(at_hub, wanted))
@@ -122,14 +122,14 @@ class RemoteDrafts:
         at_hub = self._by_request.get(sequence.key)
         if at_hub is None:
             return
-        with self._counting_time():
+        with self._charging:
             at_hub.features.add(start, features)
             if at_hub.tag.session.is_held and not self._hub.is_lost:
                 self._hub.send(at_hub.frames())
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         self._num_in_round, self._drafted, self._drafted_share = len(batch), set(), 0.0
-        with self._counting_time():
+        with self._charging:
             self._poll()
             trees = [EMPTY_TREE] * len(batch) if self._is_plain_round_due else self._collect(batch)
         self._is_plain_round = not any(tree.num_draft_tokens for tree in trees)
@@ -152,7 +152,7 @@ class RemoteDrafts:
         num_gained = sum(len(added.token_ids) - 1 for each, added in pairs if each.key in self._drafted)
         self._num_gained = num_gained / max(1, len(batch))
         self._num_sequences = self._num_ready(batch)
-        with self._counting_time():
+        with self._charging:
             self._report(batch, emitted)
         if self._fallback is not None:
             self._fallback.report(batch, emitted)
@@ -209,7 +209,7 @@ class RemoteDrafts:
             )
 
     def poll(self) -> None:
-        with self._counting_time():
+        with self._charging:
             self._poll()
 
     def _poll(self) -> None:
@@ -227,14 +227,6 @@ class RemoteDrafts:
         is_wanted = welcome is not None and welcome.is_plain_speed_wanted
         is_wanted |= self._account is not None and self._account.is_doubtful
         return is_wanted and not self._hub.is_lost and self._plain_speed.is_due(self._num_in_round, self._clock())
-
-    @contextmanager
-    def _counting_time(self) -> Iterator[None]:
-        """Charge the time of this block to the hub's account. An idle target charges nothing."""
-        started_s = self._clock()
-        yield
-        if self._account is not None and self._at_hub:
-            self._account.add_time(self._clock() - started_s)
 
     # ---------------------------------------------------------------- messages from the hub
 
@@ -308,6 +300,8 @@ class RemoteDrafts:
 
         The proposals are for a later round, so sequences that are still being prefilled count as well.
         """
+        if not opened:
+            return []
         num_sequences = max(self._num_sequences, len(self._at_hub))
         return list(zip(opened, self._wanted([each.sequence for each in opened], num_sequences), strict=True))
 
@@ -355,6 +349,23 @@ class RemoteDrafts:
         del self._by_request[at_hub.sequence.key]
         message = self._hub.close_tag(at_hub.tag)
         return [] if message is None else [message]
+
+
+class _Charging:
+    """Charges the time of a `with` block to the hub's account. An idle target charges nothing."""
+
+    def __init__(self, account: HubAccount | None, clock: Callable[[], float], at_hub: Sized) -> None:
+        self._account = account
+        self._clock = clock
+        self._at_hub = at_hub
+        self._started_s = 0.0
+
+    def __enter__(self) -> None:
+        self._started_s = self._clock()
+
+    def __exit__(self, *exception: object) -> None:
+        if self._account is not None and self._at_hub:
+            self._account.add_time(self._clock() - self._started_s)
 
 
 def _num_tokens(trees: Sequence[DraftTree]) -> int:
