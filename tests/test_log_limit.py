@@ -20,3 +20,13 @@ def test_a_clock_that_is_set_back_does_not_silence_the_log() -> None:
     assert [limit.admit(), limit.admit()] == [0, None]
     now = 0.0
     assert limit.admit() == 1
+
+
+def test_a_line_says_how_many_of_its_kind_were_left_out_before_it() -> None:
+    now, lines = 0.0, list[tuple[str, dict[str, object]]]()
+    limit = LogLimit(lambda: now, num_lines=1)
+    for _ in range(3):
+        limit.log(lambda event, **fields: lines.append((event, fields)), "refused", why="full")
+    now = INTERVAL_S
+    limit.log(lambda event, **fields: lines.append((event, fields)), "refused", why="full")
+    assert lines == [("refused", {"why": "full"}), ("refused", {"why": "full", "num_left_out": 2})]

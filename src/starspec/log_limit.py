@@ -26,6 +26,19 @@ class LogLimit:
         self._began_s: dict[str, float] = {}
         self._num_lines: dict[str, int] = {}
 
+    def log(self, write: Callable[..., object], event: str, *, kind: str | None = None, **fields: object) -> None:
+        """Write a log line, unless too many of its kind were written. It says how many were left out before it.
+
+        Args:
+            write: of structlog, such as `log.warning`.
+            kind: None = the event.
+        """
+        num_left_out = self.admit(event if kind is None else kind)
+        if num_left_out:
+            fields["num_left_out"] = num_left_out
+        if num_left_out is not None:
+            write(event, **fields)
+
     def admit(self, kind: str = "") -> int | None:
         """Whether a line may be written now.
 

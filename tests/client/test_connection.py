@@ -200,6 +200,15 @@ def test_a_hub_that_answers_some_and_keeps_others_waiting_is_not_to_blame(scene:
     assert not scene.connection.record.patience.is_pausing
 
 
+def test_a_pause_forgets_how_long_rounds_took_since_the_hub_may_be_faster_after_it(scene: Scene) -> None:
+    remembered = list[int]()
+    for _ in range(MAX_MISSES):
+        scene.coming = [(scene.now + 0.01, Pong(1))]
+        scene.wait()
+        remembered.append(len(scene.connection.record.rounds))
+    assert remembered == [*range(1, MAX_MISSES), 0]
+
+
 def test_a_hub_that_is_found_again_has_kept_nobody_waiting(scene: Scene) -> None:
     for _ in range(MAX_MISSES):
         scene.coming = [(scene.now + 0.01, Pong(1))]

@@ -54,7 +54,7 @@ def test_targets_that_come_and_go_do_not_fill_the_log(star) -> None:
     with capture_logs() as logs:
         for number in range(LINES + 5):
             star.raw(hub.endpoint).attach(hello(f"raw-{number}"))
-    told = [each["num_left_out"] for each in logs if each["event"] == "target joined"]
+    told = [each.get("num_left_out") for each in logs if each["event"] == "target joined"]
     assert len(told) == LINES or any(told)  # a machine so busy that an interval passed
 
 

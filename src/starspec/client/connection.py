@@ -304,8 +304,7 @@ class HubConnection:
 
     def _complain(self, reason: str) -> None:
         """Log a Fault of the hub, now and then."""
-        if self._complaints.admit() is not None:
-            log.warning("the hub dropped a message of ours", reason=reason)
+        self._complaints.log(log.warning, "the hub dropped a message of ours", reason=reason)
 
     def _lose(self) -> None:
         """Forget the hub: everything about it is in `record` and in the tags."""

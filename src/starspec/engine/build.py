@@ -70,7 +70,8 @@ def build_server(
 def check_hub(speculative: SpeculativeConfig | None) -> None:
     """Check where a target's drafts come from, before its model is loaded.
 
-    Raises: ConfigError if a hub is needed and there is no address, if it is malformed, or if keys are missing.
+    Raises: ConfigError if a hub is needed and there is no address, if it is malformed, if keys are missing, or if
+        settings for a hub are given without its address.
     """
     if speculative is None:
         return
@@ -78,6 +79,11 @@ def check_hub(speculative: SpeculativeConfig | None) -> None:
     if remote.endpoint is None:
         if own_drafts(speculative.method, speculative, make_policy(speculative)) is None:
             raise ConfigError(NO_HUB)
+        if (remote.deadline_ms, remote.fallback) != (None, "none"):
+            raise ConfigError(
+                f"remote.deadline_ms and remote.fallback are for a hub, and method '{speculative.method}' without --hub"
+                " has none: leave them out, or give --hub"
+            )
         return
     host = host_of(remote.endpoint, "the hub")
     keys = load_keys(remote.keys, "target") if remote.keys else None

@@ -321,12 +321,8 @@ class RemoteDrafts:
             return []
         messages = at_hub.ask(wanted, now)
         if not messages:
-            if (num_left_out := self._log_limit.admit()) is not None:
-                event, num_tokens = (
-                    "the hub cannot draft for a sequence: it is too long for a message",
-                    len(at_hub.sequence.token_ids),
-                )
-                log.warning(event, num_tokens=num_tokens, num_left_out=num_left_out)
+            event = "the hub cannot draft for a sequence: it is too long for a message"
+            self._log_limit.log(log.warning, event, num_tokens=len(at_hub.sequence.token_ids))
             return []
         room.note_opening(now)
         if room.is_full or self._hub.is_pausing:  # the answer may be another refusal: no round waits for it

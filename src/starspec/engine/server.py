@@ -113,8 +113,7 @@ class TargetServer:
         try:
             return self._engine.step()
         except Exception:
-            if (num_left_out := self._log_limit.admit()) is not None:
-                log.exception("a step failed; its requests end with an error", num_left_out=num_left_out)
+            self._log_limit.log(log.exception, "a step failed; its requests end with an error")
             return self._engine.fail_step("internal error")
 
     def _handle(self, peer: PeerId, message: GatewayToTarget) -> None:

@@ -136,9 +136,8 @@ class Generation:
             self._place(choice, but_not=lost)
         except StarspecError:
             return False  # the first error says more
-        if (num_left_out := self._router.log_limit.admit("moved")) is not None:
-            event = "a request goes to another target"
-            log.info(event, request=request_id, lost=lost.endpoint, why=str(error), num_left_out=num_left_out)
+        event, fields = "a request goes to another target", {"request": request_id, "lost": lost.endpoint}
+        self._router.log_limit.log(log.info, event, why=str(error), **fields)
         if choice in self._begun:
             self._begun.discard(choice)
             self._void.add(choice)

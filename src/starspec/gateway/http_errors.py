@@ -83,6 +83,5 @@ def http_error_of(error: Exception, queue_s: float = 0.0) -> HttpError:
             return HttpError(504, str(error))
         case HTTPException():
             return HttpError(error.status_code, str(error.detail))
-    if (num_left_out := UNEXPECTED.admit(type(error).__name__)) is not None:
-        log.error("a request failed", exc_info=error, num_left_out=num_left_out)
+    UNEXPECTED.log(log.error, "a request failed", kind=type(error).__name__, exc_info=error)
     return HttpError(500, "internal error; the gateway's log says more")

@@ -108,10 +108,7 @@ class ConnectionTable:
         return False
 
     def _log_refusal(self, why: str, address: str, most: int) -> None:
-        if (num_left_out := self._log_limit.admit(why)) is not None:
-            log.warning(
-                "a connection was refused", why=why, client=address, most=most, num_refusals_not_shown=num_left_out
-            )
+        self._log_limit.log(log.warning, "a connection was refused", kind=why, why=why, client=address, most=most)
 
 
 NoteRefusal = Callable[[str, HttpError], None]

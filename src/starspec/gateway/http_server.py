@@ -79,12 +79,8 @@ class DrainingServer(uvicorn.Server):
             except ConnectionError:
                 continue  # the client left before it was accepted
             except OSError as error:
-                if (num_left_out := self._log_limit.admit("accept")) is not None:
-                    log.warning(
-                        "the gateway cannot accept a connection; raise the limit of open files (ulimit -n)",
-                        why=str(error),
-                        num_failures_not_shown=num_left_out,
-                    )
+                event = "the gateway cannot accept a connection; raise the limit of open files (ulimit -n)"
+                self._log_limit.log(log.warning, event, why=str(error))
                 await asyncio.sleep(ACCEPT_PAUSE_S)  # the last one that was accepted has time to send its request
                 self._table.end_an_idle_one()
 
@@ -127,8 +123,8 @@ class _ToStructlog(logging.Handler):
         sentence = record.getMessage().strip()
         if record.levelno < logging.ERROR or sentence == ALREADY_LOGGED:
             log.debug("uvicorn", says=sentence)
-        elif (num_left_out := self._log_limit.admit(str(record.msg))) is not None:
-            log.error(sentence, exc_info=record.exc_info or None, num_left_out=num_left_out)
+        else:
+            self._log_limit.log(log.error, sentence, kind=str(record.msg), exc_info=record.exc_info or None)
 
 
 def redirect_uvicorn_log(log_limit: LogLimit) -> None:

@@ -108,8 +108,7 @@ class HubStatusPoller:
             self.status = await self._fetch()
         except LinkError as error:
             if self.status is not None:
-                if (num_left_out := self._log_limit.admit()) is not None:
-                    log.warning("the hub does not answer", why=str(error), num_left_out=num_left_out)
+                self._log_limit.log(log.warning, "the hub does not answer", why=str(error))
                 self._enter("lost")
             self.status = None
         else:

@@ -7,7 +7,7 @@ import enum
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 import structlog
 
@@ -238,13 +238,13 @@ class RoutedTarget:
             case TargetStatus():
                 self._is_missed, self._is_stuck, self._refusal = False, False, ""
                 if self.status is None:
-                    self._log("info", "target connected", target=message.target_id)
+                    self._log(log.info, "target connected", target=message.target_id)
                     self._audit.note("target_connected", target=message.target_id, endpoint=self.endpoint)
                 self.status, self.name = message, message.target_id
                 self._num_others = max(0, message.num_running + message.num_waiting - len(self._open))
             case Refused(reason=reason):
                 if reason != self._refusal:
-                    self._log("warning", "a target refuses this gateway", why=reason)
+                    self._log(log.warning, "a target refuses this gateway", why=reason)
                     self._audit.note("refused_by_target", endpoint=self.endpoint, why=reason)
                 self._refusal = reason
             case Rejected(request_id=request_id) if request_id in self._open:
@@ -262,7 +262,7 @@ class RoutedTarget:
     def _lose(self, why: str) -> None:
         """Fail every open request. The target gets no requests until it sends its status again."""
         if self.status is not None:
-            self._log("warning", "target lost", target=self.status.target_id, why=why, num_failed=len(self._open))
+            self._log(log.warning, "target lost", target=self.status.target_id, why=why, num_failed=len(self._open))
             self._audit.note("target_lost", target=self.status.target_id, endpoint=self.endpoint, why=why)
         lost, self._open = self._open, {}
         self.status = None
@@ -279,13 +279,12 @@ class RoutedTarget:
         self._noted_state, self._state_since_s = state, self._clock()
         if state is TargetHealth.SILENT:
             event = "a target does not answer: it gets no requests until it does"
-            self._log("warning", event, target=self.name)
+            self._log(log.warning, event, target=self.name)
         elif before is TargetHealth.SILENT and state is not TargetHealth.UNREACHABLE:
-            self._log("warning", "a target answers again", target=self.name, state=str(state))
+            self._log(log.warning, "a target answers again", target=self.name, state=str(state))
 
-    def _log(self, level: Literal["info", "warning"], event: str, **fields: str | int | None) -> None:
-        if (num_left_out := self._log_limit.admit(event)) is not None:
-            getattr(log, level)(event, endpoint=self.endpoint, num_left_out=num_left_out, **fields)
+    def _log(self, write: Callable[..., object], event: str, **fields: int | str | None) -> None:
+        self._log_limit.log(write, event, kind=None, endpoint=self.endpoint, **fields)
 
 
 def _refusal(rejected: Rejected) -> StarspecError:

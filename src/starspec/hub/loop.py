@@ -98,16 +98,14 @@ class HubLoop:
             case Left():
                 self._hub.leave(arrival.link_id, arrival.arrived_at)
             case Fault(reason=reason):
-                if (num_left_out := self._log_limit.admit("fault")) is not None:
-                    event = "target dropped a message of ours"
-                    log.warning(event, target=arrival.target_id, reason=reason, num_left_out=num_left_out)
+                event = "target dropped a message of ours"
+                self._log_limit.log(log.warning, event, target=arrival.target_id, reason=reason)
             case message:
                 self._hub.handle(arrival.link_id, message, arrival.arrived_at)
 
     def _log_failure(self, sentence: str) -> None:
         """Log the exception that is being handled."""
-        if (num_left_out := self._log_limit.admit(sentence)) is not None:
-            log.exception(sentence, num_left_out=num_left_out)
+        self._log_limit.log(log.exception, sentence)
 
     def _deliver(self, replies: Sequence[Reply]) -> None:
         """Send all targets their replies in one go."""

@@ -174,8 +174,7 @@ class CurveAuthenticator:
 
     def _refuse(self, key: str, address: str) -> None:
         self._audit.note("key_refused", key=key, address=address)
-        if (num_left_out := self._log_limit.admit()) is not None:
-            log.warning("a client's key is refused", key=key, address=address, num_refused=num_left_out + 1)
+        self._log_limit.log(log.warning, "a client's key is refused", key=key, address=address)
 
 
 def key_name_of(frame: zmq.Frame) -> str:

@@ -176,12 +176,8 @@ class HubClient:
         is_catch_up = tag.should_catch_up
         message = tag.ask(self._budget(1) if is_catch_up else budget, self._clock(), is_catch_up=is_catch_up)
         if message is None:
-            if (num_left_out := self._log_limit.admit()) is not None:
-                log.warning(
-                    "the hub cannot draft for a request: it is too long for a message, or has an unknown token id",
-                    num_tokens=len(request),
-                    num_left_out=num_left_out,
-                )
+            event = "the hub cannot draft for a request: it is too long for a message, or has an unknown token id"
+            self._log_limit.log(log.warning, event, num_tokens=len(request))
             return None
         if is_catch_up:
             self._count_sent(tag, len(message.token_ids))

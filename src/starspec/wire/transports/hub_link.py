@@ -154,9 +154,8 @@ class HubLink:
 
     def _log(self, event: str, reason: str | None = None) -> None:
         """A target that comes and goes can cause these lines as often as the hub greets newcomers."""
-        if (num_left_out := self._log_limit.admit(event)) is not None:
-            why = {} if reason is None else {"reason": reason}
-            log.info(event, target=self.hello.target_id, link=self.link_id, num_left_out=num_left_out, **why)
+        why = {} if reason is None else {"reason": reason}
+        self._log_limit.log(log.info, event, target=self.hello.target_id, link=self.link_id, **why)
 
     def _accept(self, message: TargetToHub, now: float, arrivals: list[Arrival]) -> None:
         self._heard_at = now

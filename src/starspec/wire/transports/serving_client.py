@@ -179,9 +179,8 @@ class ServingClient:
             else:
                 if event & HANDSHAKE_FAILED and not self._is_refused:
                     self._is_refused = True
-                    if (num_left_out := self._log_limit.admit()) is not None:
-                        why = "a target refuses this gateway's key, or has none: keys must be given on both sides"
-                        log.warning(why, endpoint=self.endpoint, num_left_out=num_left_out)
+                    why = "a target refuses this gateway's key, or has none: keys must be given on both sides"
+                    self._log_limit.log(log.warning, why, endpoint=self.endpoint)
                 if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # ZeroMQ does not try again, and the key may be added
                     asyncio.get_running_loop().call_later(REFUSED_KEY_RETRY_S, self._try_again)
                 self._is_lost |= self.is_connected

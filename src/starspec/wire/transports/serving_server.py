@@ -163,8 +163,7 @@ class ServingServer:
         refused = Refused.for_version(message.protocol_version, "this target", "the gateway")
         if self._refused_version != message.protocol_version:
             self._refused_version = message.protocol_version
-            if (num_left_out := self._log_limit.admit()) is not None:
-                log.warning("a gateway is refused", why=refused.reason, num_left_out=num_left_out)
+            self._log_limit.log(log.warning, "a gateway is refused", why=refused.reason)
         self.send(peer, [refused])
         return True
 

@@ -304,9 +304,8 @@ class ZmqTarget:
             self.num_connects += 1
             self._backoff.note_success(self._clock())
             self._breach_backoff.note_success(self._clock())
-            if (num_left_out := self._log_limit.admit("found")) is not None:
-                draft = self._terms.draft_name if self._terms else None
-                log.info("hub found", hub=self._endpoint, draft=draft, num_left_out=num_left_out)
+            draft = self._terms.draft_name if self._terms else None
+            self._log_limit.log(log.info, "hub found", hub=self._endpoint, draft=draft)
 
     def _lose(self, problem: str, now: float, wait_s: float = 0.0) -> None:
         """Drop the link and start again with Hello, `wait_s` from now; later if links fail again and again."""
@@ -325,9 +324,9 @@ class ZmqTarget:
 
     def _complain(self, problem: str) -> None:
         """Log a problem once, and remember it as the reason why there is no hub."""
-        if problem != self._logged_problem and (num_left_out := self._log_limit.admit("lost")) is not None:
+        if problem != self._logged_problem:
             event = "no hub: decoding goes on without it"
-            log.warning(event, hub=self._endpoint, problem=problem, num_left_out=num_left_out)
+            self._log_limit.log(log.warning, event, hub=self._endpoint, problem=problem)
         self.problem = self._logged_problem = problem
 
     def _close_sockets(self, linger_ms: int) -> None:
