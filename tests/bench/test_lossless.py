@@ -350,7 +350,7 @@ def test_long_prompts_are_left_out_and_files_give_equal_shares(bench: Workbench)
 
 
 @pytest.mark.parametrize("method", BATCHINGS)
-def test_the_draft_reads_each_token_once_however_a_batch_is_laid_out(
+def test_the_draft_prefills_each_token_once_however_a_batch_is_laid_out(
     method: BatchingMethod, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its keys and values are kept between rounds: beyond what was committed, it forwards what it drafts."""

@@ -86,7 +86,7 @@ def test_doctor_prints_a_forecast_and_saves_it(starspec, tmp_path: Path) -> None
     assert outcome.code == 0
     assert "the same ids in both" in outcome.out
     assert "expected speed-up" in outcome.out
-    assert "do not speculate, this draft does not pay here" in outcome.out  # a draft layer takes 20 ms by default
+    assert "do not speculate, this draft does not pay here" in outcome.out  # a draft step takes 20 ms by default
     content = msgspec.json.decode(path.read_bytes())
     assert len(content["prospects"]) == 2
     assert content["times"]["verify_s"][0] >= 0.005

@@ -114,7 +114,7 @@ def test_plain_decoding_is_the_unit_and_needs_no_hub() -> None:
     assert forecast(Replayed([[True, False, True]]), times, 0).speed_up == 1.0
 
 
-def test_a_round_is_k_layers_a_round_trip_and_a_verification() -> None:
+def test_a_round_is_k_draft_steps_a_round_trip_and_a_verification() -> None:
     times = StepTimes(draft_s=0.002, verify_s=[0.010, 0.011, 0.013], link_s=0.001)
     assert times.round_s(2) == pytest.approx(2 * 0.002 + 0.001 + 0.013)
 

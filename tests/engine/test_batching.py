@@ -258,14 +258,14 @@ def test_whoever_was_overtaken_in_the_line_is_the_next_to_enter():
         assert entered.index("1") == place
 
 
-def test_a_prompt_that_was_begun_is_read_to_its_end_and_of_those_that_enter_together_the_oldest_first():
+def test_a_prompt_that_was_begun_is_prefilled_to_its_end_and_then_the_oldest_that_entered_is_next():
     engine = engine_of("exspec", NoDrafts(), 3, window=3)
-    read: list[int] = []  # tokens of each chunk
+    chunks: list[int] = []  # tokens of each
     forward = engine.runner.forward
 
     def noting(segments, feature_layers=()):
         if not segments[0].num_logits:
-            read.append(len(segments[0].token_ids))
+            chunks.append(len(segments[0].token_ids))
         return forward(segments, feature_layers)
 
     engine.runner.forward = noting  # type: ignore[method-assign]
@@ -275,7 +275,7 @@ def test_a_prompt_that_was_begun_is_read_to_its_end_and_of_those_that_enter_toge
     engine.submit(RequestId("shorter than both"), job(2, 10, 1).spec)
     while engine.has_work:
         engine.step()
-    assert read == [16, 16, 7, 16, 3, 9]
+    assert chunks == [16, 16, 7, 16, 3, 9]
 
 
 def test_who_is_ready_and_passed_over_waits_and_it_is_counted():

@@ -158,7 +158,7 @@ def test_a_row_holds_no_more_than_the_answer_at_its_end(drafts: str, end: str, m
     }[end]
     tokens, _, last = answer(engine_of(drafts, runner), spec)
     assert (tokens, last.finish_reason) == (expected, "length" if end == "max_tokens" else "stop")
-    assert lengths == [len(PROMPT) + 7 - 1]  # the last token was never read
+    assert lengths == [len(PROMPT) + 7 - 1]  # the last token was never forwarded
 
 
 @every_draft

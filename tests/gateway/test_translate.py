@@ -45,7 +45,7 @@ async def chat_spec_of(translator: Translator, **body: Any) -> RequestSpec:
     return spec
 
 
-async def test_each_sampling_parameter_reaches_the_law(translator: Translator) -> None:
+async def test_each_sampling_parameter_reaches_the_sampling_spec(translator: Translator) -> None:
     given = {
         "temperature": 0.5,
         "top_p": 0.9,

@@ -283,10 +283,10 @@ def test_the_idle_sequence_used_least_recently_loses_its_row() -> None:
     num_steps = len(star.runner.draft_steps)
     star.send("a", tags[2].verdict([5], 1))
     star.drain()
-    assert len(star.runner.draft_steps[num_steps][0].token_ids) == 1  # 2 kept its row: only the new token is read
+    assert len(star.runner.draft_steps[num_steps][0].token_ids) == 1  # 2 kept its row: only the new token is forwarded
     star.send("a", tags[1].verdict([5], 1))
     star.drain()
-    assert len(star.runner.draft_steps[num_steps + 1][0].token_ids) == 4  # 1 had lost it: all is read again
+    assert len(star.runner.draft_steps[num_steps + 1][0].token_ids) == 4  # 1 had lost it: all is prefilled again
 
 
 def test_close_frees_everything() -> None:

@@ -529,7 +529,7 @@ class LifeWithAdmission(Life):
 
 
 class LifeWithForetoldAdmission(LifeWithAdmission):
-    """As above, for as many as the hub foretells to gain by it."""
+    """As above, for as many targets as the hub predicts to gain by it."""
 
     run_ahead = "outcomes"
     limits: ClassVar[dict[str, Any]] = {"max_batch": 1, "admission": "n_max"}

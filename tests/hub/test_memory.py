@@ -55,7 +55,7 @@ def test_the_hub_tells_how_much_of_its_cache_is_of_use() -> None:
 
 
 def test_an_evicted_prompt_that_is_longer_than_a_chunk_is_prefilled_again_to_its_end() -> None:
-    """Prompts of several draft steps take rows from each other's idle sequences, never from one that is being read."""
+    """Prompts of several draft steps take rows from each other's idle sequences, never from one in prefill."""
     star = ToyStar(*"abc", num_rows=2, prefill_chunk=4, max_batch=2)
     tags = {name: [ToyTag(number, [number] * 30) for number in (1, 2, 3)] for name in "abc"}
     for name, each in tags.items():

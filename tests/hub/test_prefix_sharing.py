@@ -1,4 +1,4 @@
-"""What is read of one tag is not read again for another that begins alike; but for the time, nobody can tell."""
+"""What one tag has prefilled, another that begins alike does not prefill again; only the time shows it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def stats_of(star: ToyStar) -> HubStats:
     return star.hub.status(star.clock()).stats
 
 
-def read_by(star: ToyStar) -> list[int]:
-    """Committed tokens that each segment since the last call read."""
+def forwarded_by(star: ToyStar) -> list[int]:
+    """Committed tokens that each segment since the last call forwarded."""
     draft_steps, star.runner.draft_steps = star.runner.draft_steps, []
     return [segment.num_new for draft_step in draft_steps for segment in draft_step if segment.parents is None]
 
@@ -63,10 +63,10 @@ def test_a_tag_prefills_only_what_no_row_holds() -> None:
     star, one, other = ToyStar("a", max_len=LONG), ToyTag(1, [*SYSTEM, 1, 2]), ToyTag(2, [*SYSTEM, 3, 4, 5])
     star.send("a", one.open(2))
     serve(star, ("a", one))
-    assert sum(read_by(star)) == len(SYSTEM) + 2
+    assert sum(forwarded_by(star)) == len(SYSTEM) + 2
     star.send("a", other.open(2))
     serve(star, ("a", other))
-    assert read_by(star) == [3]
+    assert forwarded_by(star) == [3]
     assert (stats_of(star).num_shared_tokens, star.num_leased) == (len(SYSTEM), 2)
 
 
@@ -78,7 +78,7 @@ def test_answers_to_one_request_prefill_its_prompt_once_although_they_come_toget
     )
     star.send("a", *(tag.open(2) for tag in tags))
     serve(star, *(("a", tag) for tag in tags))
-    assert sorted(read_by(star)) == [*[1] * 7, len(prompt)]
+    assert sorted(forwarded_by(star)) == [*[1] * 7, len(prompt)]
     stats = stats_of(star)
     assert (stats.num_prompt_tokens, stats.num_shared_tokens) == (len(prompt), 7 * len(SYSTEM))
 
@@ -89,7 +89,7 @@ def test_of_a_prompt_in_prefill_another_tag_has_what_is_prefilled_already() -> N
     long, short = ToyTag(1, [*SYSTEM, *[1] * 60]), ToyTag(2, [*SYSTEM, *[2] * 20])
     star.send("a", long.open(2), short.open(2))
     serve(star, ("a", long), ("a", short))
-    assert sum(read_by(star)) == len(SYSTEM) + 60 + 20
+    assert sum(forwarded_by(star)) == len(SYSTEM) + 60 + 20
 
 
 def test_a_row_that_holds_some_of_a_prompt_takes_over_the_rest_of_what_another_holds() -> None:
@@ -97,11 +97,11 @@ def test_a_row_that_holds_some_of_a_prompt_takes_over_the_rest_of_what_another_h
     for tag in (behind, ahead):
         star.send("a", tag.open(1))
         serve(star, ("a", tag))
-    read_by(star)
+    forwarded_by(star)
     behind.token_ids += [*SYSTEM[20:], 1]
     star.send("a", behind.open(1))
     serve(star, ("a", behind))
-    assert read_by(star) == [1]
+    assert forwarded_by(star) == [1]
 
 
 def test_a_conversation_that_goes_on_has_its_row_back_and_nothing_is_copied() -> None:
@@ -118,9 +118,9 @@ def test_a_conversation_that_goes_on_has_its_row_back_and_nothing_is_copied() ->
     star.send("a", talk.close(), other.close())
     before, again = star.runner.cache.keys[0].clone(), ToyTag(3, [*talk.token_ids, 4, 5])
     star.send("a", again.open(1))
-    read_by(star)
+    forwarded_by(star)
     serve(star, ("a", again))
-    assert sum(read_by(star)) <= PREFIX_BLOCK
+    assert sum(forwarded_by(star)) <= PREFIX_BLOCK
     assert [each.row for each in star.hub._sequences.values()] == [row]
     start = len(SYSTEM) + 2 * PREFIX_BLOCK
     assert torch.equal(before[row, 0, :start], star.runner.cache.keys[0][row, 0, :start])
@@ -137,11 +137,11 @@ def test_rows_that_are_free_for_longest_are_taken_first_so_that_what_others_left
     for tag in strangers:  # the row that was never used, then the one of the first tag
         star.send("a", tag.open(1))
         serve(star, ("a", tag))
-    read_by(star)
+    forwarded_by(star)
     back = ToyTag(5, [2] * 41)
     star.send("a", back.open(1))
     serve(star, ("a", back))
-    assert read_by(star) == [41 - 2 * PREFIX_BLOCK]
+    assert forwarded_by(star) == [41 - 2 * PREFIX_BLOCK]
 
 
 def test_a_short_prompt_takes_the_row_that_is_free_for_longest_too() -> None:
@@ -162,10 +162,10 @@ def test_an_evicted_tag_prefills_again_only_what_no_sibling_holds() -> None:
         star.send("a", tag.open(1))
         serve(star, ("a", tag))
     assert stats_of(star).num_evictions == 1
-    read_by(star)
+    forwarded_by(star)
     star.send("a", tags[0].verdict([5], 1))
     serve(star, ("a", tags[0]))
-    assert read_by(star) == [2]
+    assert forwarded_by(star) == [2]
 
 
 @pytest.mark.parametrize("num_others", [5, 40], ids=["no prompt", "a prompt"])
@@ -179,9 +179,9 @@ def test_a_tag_that_counted_on_a_row_that_another_takes_in_the_same_draft_step_p
     star.send("a", first.close(), second.close())
     stranger, heir = ToyTag(3, [3] * num_others), ToyTag(4, [*SYSTEM, 4])
     star.send("a", stranger.open(3), heir.open(3))
-    read_by(star)
+    forwarded_by(star)
     serve(star, ("a", stranger), ("a", heir))
-    assert (sum(read_by(star)), stats_of(star).num_shared_tokens) == (num_others + len(SYSTEM) + 1, 0)
+    assert (sum(forwarded_by(star)), stats_of(star).num_shared_tokens) == (num_others + len(SYSTEM) + 1, 0)
 
 
 def test_a_draft_step_that_fails_leaves_nothing_behind_that_was_not_prefilled() -> None:
@@ -258,7 +258,7 @@ class Twin:
         self.hub = DraftHub(
             CausalDrafter(self.runner), self.clock, HubConfig(share_prefixes=scope, prefill_chunk=24, max_tags=64)
         )
-        self.reader = SyntheticRunner(spec, num_rows=1, max_model_len=LONG)
+        self.fresh = SyntheticRunner(spec, num_rows=1, max_model_len=LONG)
         self.tags: dict[tuple[str, int], ToyTag] = {}
         for name in "ab":
             self.hub.join(LinkId(name), TargetId(name), spec.vocab)
@@ -289,14 +289,14 @@ class Twin:
         return told
 
     def check_slots(self) -> None:
-        """Every row in use holds what one that had read the tokens by itself would hold."""
-        cache, row = self.runner.cache, self.reader.cache.lease()
+        """Every row in use holds what one that had prefilled the tokens by itself would hold."""
+        cache, row = self.runner.cache, self.fresh.cache.lease()
         for sequence in self.hub._sequences.values():
             if sequence.row is not None and (length := cache.lengths[sequence.row]):
-                self.reader.forward([Segment(row, sequence.token_ids[:length], 0)])
-                for mine, fresh in ((cache.keys, self.reader.cache.keys), (cache.values, self.reader.cache.values)):
+                self.fresh.forward([Segment(row, sequence.token_ids[:length], 0)])
+                for mine, fresh in ((cache.keys, self.fresh.cache.keys), (cache.values, self.fresh.cache.values)):
                     assert torch.equal(mine[0][sequence.row, :, :length], fresh[0][row, :, :length])
-        self.reader.cache.free(row)
+        self.fresh.cache.free(row)
 
 
 def lead_twin_lives(seed: int, scope: PrefixScope) -> tuple[HubStats, HubStats]:
@@ -333,9 +333,9 @@ def test_a_hub_that_shares_says_what_one_that_does_not_says(scope: PrefixScope) 
     """And each slot of each row is the right one, after every draft step."""
     shares, alone = zip(*(lead_twin_lives(seed, scope) for seed in range(6)), strict=True)
     spared = sum(stats.num_shared_tokens for stats in shares)
-    read, read_alone = (sum(stats.num_prompt_tokens for stats in each) for each in (shares, alone))
-    assert read < 0.7 * read_alone
-    assert spared > 0.5 * read
+    prefilled, prefilled_alone = (sum(stats.num_prompt_tokens for stats in each) for each in (shares, alone))
+    assert prefilled < 0.7 * prefilled_alone
+    assert spared > 0.5 * prefilled
 
 
 @pytest.fixture(scope="module")
@@ -346,7 +346,7 @@ def real_draft(smollm2: Path) -> ModelRunner:
 
 @pytest.mark.model
 def test_a_real_draft_proposes_the_same_from_keys_and_values_that_it_took_over(real_draft: ModelRunner) -> None:
-    """Chains and trees of SmolLM2 in float32: one prompt read, one begun alike, and one that goes on after its end."""
+    """Chains and trees of SmolLM2 in float32: one prompt prefilled, one that begins alike, and one that goes on after its end."""
     chance = random.Random(5)
     system = chance.choices(range(1000, 40_000), k=2 * PREFIX_BLOCK)
     prompts = [[*system, *chance.choices(range(1000, 40_000), k=3)] for _ in range(2)]

@@ -1,7 +1,7 @@
 """Record what a real vLLM hands to its proposer: the calls that test_recorded_calls.py replays.
 
 Run in an environment with vLLM: `python tests/integrations/record_calls.py MODEL_FOLDER OUT.json`. A batch of four rows
-and a key-value cache of few blocks: prompts are read in chunks, requests move, are preempted, resumed and aborted.
+and a key-value cache of few blocks: prompts are prefilled in chunks, requests move, are preempted, resumed and aborted.
 Which request a row held is read off vLLM's own batch, which a proposer cannot see.
 """
 

@@ -50,7 +50,7 @@ def test_it_holds_what_makes_rows_hard_to_follow(recording: Any) -> None:
             places.setdefault(each["request"], []).append((index, row))
     assert any(len({row for _, row in seen}) > 1 for seen in places.values()), "none moved"
     assert any(seen[-1][0] - seen[0][0] + 1 > len(seen) for seen in places.values()), "none was preempted"
-    assert any(not each["sampled"] for rows in calls for each in rows), "no prompt was read in chunks"
+    assert any(not each["sampled"] for rows in calls for each in rows), "no prompt was prefilled in chunks"
     assert any(len(each["sampled"]) > 1 for rows in calls for each in rows), "no draft was accepted"
 
 

@@ -33,7 +33,7 @@ def test_steps_that_take_seconds_end_nobody(step_s: float) -> None:
 
 
 def test_one_slow_step_keeps_nobody_for_longer() -> None:
-    """A neighbour's long prompt was read in it."""
+    """A neighbour's long prompt was prefilled in it."""
     book, now = RowBook(), 0.0
     for index, step_s in enumerate([0.05] * 4 + [6.0] + [0.05] * 4):
         now += step_s

@@ -24,5 +24,5 @@ def float32_bench(smollm2: Path) -> Workbench:
 
 @pytest.fixture(scope="session")
 def float32_known() -> KnownPrompts:
-    """Prompts that `float32_bench` has read. How it reads them has no part in drafting, so tests may share them."""
+    """Prompts that `float32_bench` has prefilled. How it does that has no part in drafting, so tests may share them."""
     return KnownPrompts()

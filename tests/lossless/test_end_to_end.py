@@ -39,7 +39,7 @@ class Subject:
     def __init__(self, bench: Workbench, known: KnownPrompts) -> None:
         self.bench = bench
         self.plain_answers = PlainAnswers()
-        self.known = known  # of sampled answers; for greedy ones each contender reads its prompts itself
+        self.known = known  # of sampled answers; for greedy ones each contender prefills its prompts itself
         vocab_size = bench.runner.info.vocab_size
         hub = LocalHub(bench.config, bench.runner.info, replace(CHAIN, model=bench.config.model), bench.tokenizer)
         self.drafts: dict[str, Drafts] = {

@@ -152,17 +152,17 @@ def test_every_draft_step_keeps_the_promises(snapshot: DraftStepSnapshot) -> Non
     assert all(by_key[key].has_row for key in draft_step.evicted)
     assert new_rows <= snapshot.num_free_rows + len(draft_step.evicted)
     assert all(1 <= each.num_tokens <= by_key[each.key].num_missing for each in draft_step.sequences)
-    reading = Counter[LinkId]()
+    prefilled = Counter[LinkId]()  # prompt tokens of each target
     for scheduled in draft_step.sequences:
-        reading[scheduled.key.link_id] += scheduled.num_tokens * scheduled.is_prefill
+        prefilled[scheduled.key.link_id] += scheduled.num_tokens * scheduled.is_prefill
     num_prompts = len({each.key.link_id for each in snapshot.waiting if each.is_prefill})
-    assert reading.total() <= snapshot.prefill_chunk
-    assert all(num_tokens <= max(1, CHUNK // max(1, num_prompts)) for num_tokens in reading.values()), "equal parts"
+    assert prefilled.total() <= snapshot.prefill_chunk
+    assert all(num_tokens <= max(1, CHUNK // max(1, num_prompts)) for num_tokens in prefilled.values()), "equal parts"
 
 
 @dataclass(slots=True)
 class Request:
-    """What a simulated sequence waits for: a prompt to be read, or a chain of so many draft steps."""
+    """What a simulated sequence waits for: a prompt to be prefilled, or a chain of so many draft steps."""
 
     view: SequenceView
     num_left: int

@@ -348,7 +348,7 @@ def test_with_more_tokens_what_was_said_before_is_kept_and_read_anew_where_it_ha
         (["--feature-layers", "2,3,40"], "this target has 0 (embeddings) to 6"),
         (["--feature-layers", "3,2"], "should be increasing"),
         (["--feature-layers", "2,3", "--method", "eagle"], "an EAGLE-1 head takes one hidden state as input"),
-        (["--feature-layers", "3", "--method", "eagle"], "an EAGLE-1 head learns to foretell the last, 6"),
+        (["--feature-layers", "3", "--method", "eagle"], "an EAGLE-1 head learns to predict the last, 6"),
         (["--start-from", "nowhere"], "nowhere"),
         (["--max-new-tokens", "600"], "leave no room for a prompt in 512"),
         (["--learning-rate", "-1"], "--learning-rate"),

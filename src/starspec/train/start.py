@@ -71,7 +71,7 @@ def _check_layers(method: str, layers: tuple[int, ...], num_layers: int) -> None
     if method == "eagle" and len(layers) != 1:
         raise ModelError(f"feature layers {layers}: an EAGLE-1 head takes one hidden state as input")
     if method == "eagle" and layers != (num_layers,):
-        raise ModelError(f"feature layers {layers}: an EAGLE-1 head learns to foretell the last, {num_layers}")
+        raise ModelError(f"feature layers {layers}: an EAGLE-1 head learns to predict the last, {num_layers}")
 
 
 def _check_family(target: str, config: Any) -> None:

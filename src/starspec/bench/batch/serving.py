@@ -128,9 +128,9 @@ class DraftPrefill(DraftsAround):
 
     def poll(self) -> None:
         """Called after each prefill chunk: wait for the first proposals of sequences that the target has prefilled."""
-        read = [each for each in self._newcomers.values() if each.state is SequenceState.RUNNING]
-        self.seconds += self._seconds_of(read)
-        for sequence in read:
+        prefilled = [each for each in self._newcomers.values() if each.state is SequenceState.RUNNING]
+        self.seconds += self._seconds_of(prefilled)
+        for sequence in prefilled:
             del self._newcomers[sequence.request_id]
             self._beginners.add(sequence.request_id)
 

@@ -115,7 +115,7 @@ class RealStarRow:
     t_idle_ms: float  # T_idle between two requests
 
 
-Turns = dict[tuple[str, int], list[ServedTurn]]
+Repeats = dict[tuple[str, int], list[ServedTurn]]
 """The repeats of each service with each number of targets."""
 
 
@@ -190,9 +190,9 @@ def _serve_all(
     draft: Callable[[int], ModelConfig],
     advance: Callable[[str], None],
     services: Sequence[str] = tuple(SERVICES),
-) -> Turns:
+) -> Repeats:
     """Args: draft: the hub's model with so many rows."""
-    served: Turns = {(service, num): [] for num in plan.num_targets for service in services}
+    served: Repeats = {(service, num): [] for num in plan.num_targets for service in services}
     for seed in range(plan.num_repeats):
         for (service, num), turns in served.items():
             advance(f"{num} targets, {service}")
@@ -222,7 +222,7 @@ def _times(plan: RealStarPlan, served: Mapping[tuple[str, int], Sequence[ServedT
     )
 
 
-def _row(service: str, num: int, served: Turns, predicted: Turns) -> RealStarRow:
+def _row(service: str, num: int, served: Repeats, predicted: Repeats) -> RealStarRow:
     found, plain = _median(served[service, num]), _median(served[PLAIN, num])
     said = _median(predicted[service, num]).tokens_per_s if service != PLAIN else None
     return RealStarRow(
@@ -246,7 +246,7 @@ def _row(service: str, num: int, served: Turns, predicted: Turns) -> RealStarRow
     )
 
 
-def _said(served: Turns, num_targets: int) -> float | None:
+def _said(served: Repeats, num_targets: int) -> float | None:
     """R_q by the S and Z of the smallest star; None if it got no proposal."""
     least = min(num for _, num in served)
     alone = _median(served[SINGLE, least])

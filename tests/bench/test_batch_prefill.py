@@ -25,7 +25,7 @@ from starspec.speculation.tree import DraftTree
 from starspec.stats import BatchStats, TargetStats
 
 MODEL = "synthetic:vocab=64,step_ms=0"
-READING_S, DRAFTING_S = 10.0, 1.0
+PREFILL_S, DRAFTING_S = 10.0, 1.0
 SYSTEM_PROMPT = tuple(range(1, 41))
 
 
@@ -62,13 +62,13 @@ def test_plain_answers_of_one_length_fill_every_round(bench: _Bench) -> None:
     assert run.prefill_s + run.stats.total_s <= run.seconds
 
 
-def test_prompts_that_arrive_are_read_beside_rounds(bench: _Bench) -> None:
+def test_prompts_that_arrive_are_prefilled_beside_rounds(bench: _Bench) -> None:
     run = bench.run_apart(BatchMethod.named("ragged", 3), LONG, [0.0] * len(LONG))
     assert per_round(run) < 2.5
     assert run.draft_prefill_s == 0
 
 
-def test_a_run_apart_does_not_gain_from_what_another_has_read(bench: _Bench) -> None:
+def test_a_run_apart_does_not_gain_from_what_another_has_prefilled(bench: _Bench) -> None:
     drafter, num_shared = bench.hub.loaded.drafter, []
     jobs = [job(number, 300, 4) for number in range(20, 29)]  # of no other test
     for name in ("ragged", "eqspec", "ragged"):
@@ -80,7 +80,7 @@ def test_a_run_apart_does_not_gain_from_what_another_has_read(bench: _Bench) -> 
     assert len(set(num_shared)) == 1
 
 
-def test_prompts_are_read_once_and_what_that_took_is_told_of_every_run(
+def test_prompts_are_prefilled_once_and_every_run_reports_the_time(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = ModelPair(
@@ -89,12 +89,12 @@ def test_prompts_are_read_once_and_what_that_took_is_told_of_every_run(
     plan = BatchPlan(num_prompts=9, max_prompt_tokens=440, max_tokens=60, num_draft_tokens=2)
     bench = _Bench(models, plan, [BatchMethod.named("ragged", 3)])
     runner, chunk_s = bench.workbench.runner, 0.1
-    forward, num_read = runner.forward, 0
+    forward, num_chunks = runner.forward, 0
 
     def slow(segments, feature_layers=()):
-        nonlocal num_read
+        nonlocal num_chunks
         if not segments[0].num_logits:
-            num_read += len(segments)
+            num_chunks += len(segments)
             time.sleep(chunk_s)
         return forward(segments, feature_layers)
 
@@ -104,26 +104,26 @@ def test_prompts_are_read_once_and_what_that_took_is_told_of_every_run(
         runs.append(bench.run(BatchMethod.named(name, 3), LONG))
         num_shared.append(drafter.num_shared_tokens)
     first, again, plain = runs
-    assert num_read == 2 * len(LONG)
+    assert num_chunks == 2 * len(LONG)
     num_tokens = sum(len(each.prompt_token_ids) for each in LONG)
     for before, after in ((0, 1), (1, 2)):
         assert 0.9 * num_tokens < num_shared[after] - num_shared[before] < 1.2 * num_tokens  # all but rests of blocks
     assert first.draft_prefill_s == again.draft_prefill_s > plain.draft_prefill_s
     for run in (first, again, plain):
-        assert run.prefill_s >= num_read * chunk_s
+        assert run.prefill_s >= num_chunks * chunk_s
         assert run.prefill_s + run.draft_prefill_s + run.stats.total_s <= run.seconds
-        assert run.served.seconds < num_read * chunk_s < run.seconds
+        assert run.served.seconds < num_chunks * chunk_s < run.seconds
 
 
 class SlowHub(NoDrafts):
-    """Nothing to propose, and that takes long: READING_S for a prompt, DRAFTING_S after a verdict."""
+    """Nothing to propose, and that takes long: PREFILL_S for a prompt, DRAFTING_S after a verdict."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self._owed_s: dict[str, float] = {}
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
-        self._owed_s |= {each.request_id: READING_S for each in sequences}
+        self._owed_s |= {each.request_id: PREFILL_S for each in sequences}
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         self.now_s += sum(self._owed_s.pop(each.request_id, 0.0) for each in batch)
@@ -152,7 +152,7 @@ def run_slowly(method: BatchingMethod, batch_size: int, max_tokens: Sequence[int
 def test_rounds_wait_for_proposals_and_not_for_the_drafts_reading(method: BatchingMethod) -> None:
     """Every drafting is the rounds', that which a newcomer's admission waits for, too."""
     drafts, stats = run_slowly(method, 2, (4, 5, 6, 7, 8))
-    assert drafts.seconds == 5 * READING_S
+    assert drafts.seconds == 5 * PREFILL_S
     assert stats.total_s == stats.draft_s == (3 + 4 + 5 + 6 + 7) * DRAFTING_S
 
 
