@@ -19,8 +19,8 @@ from starspec.doctor.checks import (
 def test_a_format_that_the_processor_converts_is_advised_against() -> None:
     check = judge_arithmetic("bfloat16", 2.44)
     assert check.severity == "warning"
-    assert "2.4 times" in check.story
-    assert "--dtype float32" in check.story
+    assert "2.4 times" in check.sentence
+    assert "--dtype float32" in check.sentence
 
 
 def test_a_format_that_it_knows_is_not() -> None:

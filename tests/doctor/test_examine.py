@@ -55,7 +55,7 @@ def test_a_draft_of_another_vocabulary_is_not_even_run() -> None:
     assert found.times is None
     assert found.prospects == []
     assert found.checks[0].severity == "fatal"
-    assert "128 tokens against 256" in found.checks[0].story
+    assert "128 tokens against 256" in found.checks[0].sentence
 
 
 @pytest.mark.parametrize(("theirs", "severity"), [("same", "ok"), ("other", "warning"), (None, "warning")])
@@ -67,7 +67,7 @@ def test_chat_templates_are_compared(theirs: str | None, severity: str) -> None:
 
 def test_a_target_without_a_chat_template_is_told_so() -> None:
     tokenizer = SimpleNamespace(get_vocab=dict, chat_template=None)
-    assert "/v1/chat/completions" in check_tokenizers(tokenizer, tokenizer)[1].story
+    assert "/v1/chat/completions" in check_tokenizers(tokenizer, tokenizer)[1].sentence
 
 
 def info(max_model_len: int, num_weight_bytes: int) -> ModelInfo:
@@ -80,7 +80,7 @@ def test_a_draft_that_is_shorter_or_no_smaller_is_noted() -> None:
     assert check_lengths(small, large).severity == "ok"
     assert check_sizes(large, small).severity == "ok"
     assert check_sizes(small, large).severity == "warning"
-    assert "1024 MiB of the target, 256 MiB of the draft" in check_sizes(large, small).story
+    assert "1024 MiB of the target, 256 MiB of the draft" in check_sizes(large, small).sentence
 
 
 def test_without_a_draft_there_is_nothing_to_examine() -> None:

@@ -46,10 +46,10 @@ def found(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Exam
 
 def test_a_head_is_checked_against_its_target(found: Examination) -> None:
     assert found.is_usable
-    stories = {check.what: check.story for check in found.checks}
-    assert "method eagle3; it takes as input the hidden states 0 of 0 to 2, 128 numbers each" in stories["fit"]
-    assert "says 128 of its 128 tokens" in stories["vocabulary"]
-    assert stories.keys() == {"fit", "vocabulary", "chat template", "length", "size"}
+    sentences = {check.what: check.sentence for check in found.checks}
+    assert "method eagle3; it takes as input the hidden states 0 of 0 to 2, 128 numbers each" in sentences["fit"]
+    assert "says 128 of its 128 tokens" in sentences["vocabulary"]
+    assert sentences.keys() == {"fit", "vocabulary", "chat template", "length", "size"}
 
 
 def test_the_reading_of_the_layers_that_fits_is_found_and_used(found: Examination) -> None:
@@ -104,7 +104,7 @@ def test_a_head_of_another_target_is_not_even_loaded(tmp_path: Path, narrow_targ
     assert found.checks[0].what == "fit"
     assert (
         "does not fit its target: it takes features of size 128, and the target's are of size 64"
-        in found.checks[0].story
+        in found.checks[0].sentence
     )
 
 

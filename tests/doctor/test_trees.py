@@ -98,7 +98,7 @@ def test_a_report_of_other_circumstances_is_doubted() -> None:
     assert check_tree_report(REPORT, HERE, TARGET, "none", None).severity == "ok"
     doubted = check_tree_report(REPORT, replace(HERE, num_threads=1), TARGET, "int4", None)
     assert doubted.severity == "warning"
-    assert "threads 2, here 1; draft quantization none, here int4" in doubted.story
+    assert "threads 2, here 1; draft quantization none, here int4" in doubted.sentence
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_report_of_another_precision_device_or_reading_is_doubted(
 ) -> None:
     doubted = check_tree_report(REPORT, HERE, target, "none", layers)
     assert doubted.severity == "warning"
-    assert sentence in doubted.story
+    assert sentence in doubted.sentence
 
 
 def test_a_head_that_has_to_be_told_its_layers_is_told_them_with_the_tree() -> None:

@@ -55,21 +55,21 @@ def test_a_server_is_read_over_all_its_engines(url: str) -> None:
     assert reading.models == ("m",)
     assert reading.acceptance_length == pytest.approx(3.0)
     assert [each.severity for each in check_vllm(reading)] == ["ok", "ok", "ok"]
-    assert "50% of their tokens accepted: 3.00 tokens a step" in check_vllm(reading)[-1].story
+    assert "50% of their tokens accepted: 3.00 tokens a step" in check_vllm(reading)[-1].sentence
 
 
 @pytest.mark.parametrize(
-    ("metrics", "story"),
+    ("metrics", "sentence"),
     [
         ("", "does not speculate"),
         ("vllm:spec_decode_num_drafts_total 0.0", "no draft"),
         ("vllm:spec_decode_num_drafts_total 9\nvllm:spec_decode_num_accepted_tokens_total 1", "hardly pays"),
     ],
 )
-def test_drafts_that_are_missing_or_wrong_are_noted(metrics: str, story: str) -> None:
+def test_drafts_that_are_missing_or_wrong_are_noted(metrics: str, sentence: str) -> None:
     check = check_vllm(status_of("0.32.0", ("m",), metrics))[-1]
     assert check.severity == "warning"
-    assert story in check.story
+    assert sentence in check.sentence
 
 
 def test_a_version_outside_the_tested_range_is_fatal() -> None:

@@ -78,14 +78,14 @@ def test_a_draft_that_reads_other_tokens_is_fatal(url: str, vllm: PlainVllm) -> 
     found = look(url)
     assert not found.is_usable
     assert found.times is None
-    assert "make different tokens of prompt" in found.checks[-1].story
+    assert "make different tokens of prompt" in found.checks[-1].sentence
 
 
 def test_a_draft_that_has_fewer_tokens_is_fatal(url: str) -> None:
     found = look(url, SpeculativeConfig(model="synthetic:vocab=64,step_ms=0,role=draft"))
     assert not found.is_usable
     assert found.times is None
-    assert "and the draft has 64" in found.checks[-1].story
+    assert "and the draft has 64" in found.checks[-1].sentence
 
 
 def test_a_server_that_drafts_already_cannot_be_forecast(url: str, vllm: PlainVllm) -> None:

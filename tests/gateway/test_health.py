@@ -24,8 +24,8 @@ async def test_health_tells_the_state_of_each_target_and_of_its_hub(start_gatewa
     one.hub_state, other.hub_state = "connected", "lost"
     report = await health_when(gateway, lambda report: all(each["hub"] for each in report["targets"]))
     assert (report["status"], report["num_targets"], report["hub"]) == ("degraded", 2, None)
-    stories = [(each["name"], each["state"], each["hub"]["state"], each["hub"]["for_s"]) for each in report["targets"]]
-    assert stories == [("t0", "ready", "connected", 1.5), ("t1", "ready", "lost", 1.5)]
+    states = [(each["name"], each["state"], each["hub"]["state"], each["hub"]["for_s"]) for each in report["targets"]]
+    assert states == [("t0", "ready", "connected", 1.5), ("t1", "ready", "lost", 1.5)]
     assert "toy://" not in str(report)  # whoever has no key learns no address
     other.hub_state = "connected"
     await health_when(gateway, lambda report: report["status"] == "ok")

@@ -103,12 +103,12 @@ class LineDisplay(_Watching):
 
     def show_start(self, views: Sequence[ChildView]) -> None:
         for view in views:
-            story, now = _story(view), time.monotonic()
+            sentence, now = _sentence(view), time.monotonic()
             last, said_s = self._last.get(view.spec.name, ("", now))
             is_due = now - said_s >= LINE_INTERVAL_S  # a stage that goes on is said now and then
-            if SHARE.sub("", story) != SHARE.sub("", last) or (is_due and story != last):
-                self._last[view.spec.name] = story, now
-                self.show_line(view.spec.name, story)
+            if SHARE.sub("", sentence) != SHARE.sub("", last) or (is_due and sentence != last):
+                self._last[view.spec.name] = sentence, now
+                self.show_line(view.spec.name, sentence)
 
     def show(self, views: Sequence[ChildView]) -> None:
         if self.is_due() and self._watch is not None:
@@ -146,7 +146,7 @@ class TableDisplay(_Watching):
         table = Table.grid(padding=(0, 1))
         for view in views:
             sign = "✓" if view.state is ChildState.READY else self._spinner
-            table.add_row(sign, view.spec.name, _story(view))
+            table.add_row(sign, view.spec.name, _sentence(view))
         table.add_row("", "", f"{time.monotonic() - self.started_s:.0f} s")
         self._live.update(table)
 
@@ -157,7 +157,7 @@ class TableDisplay(_Watching):
             self._live.update(star_table(self._watch.snapshot, _states(views), title))
 
 
-def _story(view: ChildView) -> str:
+def _sentence(view: ChildView) -> str:
     if view.state is ChildState.READY:
         return f"ready at {view.detail}{view.memory and f', {view.memory}'}"
     return view.detail or view.state.value

@@ -23,7 +23,7 @@ class Check:
 
     what: str
     severity: Literal["ok", "warning", "fatal"]  # fatal: the pair cannot be used
-    story: str
+    sentence: str
 
 
 def check_tokenizers(target: Any, draft: Any) -> list[Check]:
@@ -60,8 +60,8 @@ def check_head(target: str, speculative: SpeculativeConfig, tokenizer: Any) -> l
 def check_lengths(target: ModelInfo, draft: ModelInfo) -> Check:
     """Whether the draft's context is as long as the target's."""
     if draft.max_model_len >= target.max_model_len:
-        story = f"target {target.max_model_len} tokens, draft {draft.max_model_len}"
-        return Check("length", "ok", story)
+        sentence = f"target {target.max_model_len} tokens, draft {draft.max_model_len}"
+        return Check("length", "ok", sentence)
     return Check(
         "length",
         "warning",
@@ -72,10 +72,10 @@ def check_lengths(target: ModelInfo, draft: ModelInfo) -> Check:
 
 def check_sizes(target: ModelInfo, draft: ModelInfo) -> Check:
     """Whether the draft has fewer weight bytes than the target. Otherwise it cannot be faster."""
-    story = f"a step reads {_mib(target)} of the target, {_mib(draft)} of the draft"
+    sentence = f"a step reads {_mib(target)} of the target, {_mib(draft)} of the draft"
     if draft.num_weight_bytes < target.num_weight_bytes:
-        return Check("size", "ok", story)
-    return Check("size", "warning", f"{story}: not fewer, so a draft token costs what a token of the target costs")
+        return Check("size", "ok", sentence)
+    return Check("size", "warning", f"{sentence}: not fewer, so a draft token costs what a token of the target costs")
 
 
 def _check_vocabulary(target: Any, draft: Any) -> Check:

@@ -25,7 +25,7 @@ FORECAST: Final = (
 
 def check_lines(checks: Sequence[Check]) -> list[str]:
     """One line for each finding."""
-    return [f"{SIGNS[check.severity]} {check.what}: {check.story}" for check in checks]
+    return [f"{SIGNS[check.severity]} {check.what}: {check.sentence}" for check in checks]
 
 
 def blocks(found: Examination, setting: str) -> list[Block]:
@@ -39,19 +39,19 @@ def blocks(found: Examination, setting: str) -> list[Block]:
         return [*checks, "These two cannot be used together."]
     return [
         *checks,
-        *([] if found.layers is None else [_layers_story(found.layers)]),
-        _times_story(found.times),
+        *([] if found.layers is None else [_layers_sentence(found.layers)]),
+        _times_sentence(found.times),
         *(block for prospect in found.prospects for block in _prospect_blocks(prospect, setting)),
-        *(_tree_story(advice) for advice in found.trees),
+        *(_tree_sentence(advice) for advice in found.trees),
     ]
 
 
 def _prospect_blocks(prospect: Prospect, setting: str) -> list[Block]:
     forecasts = Table("", FORECAST, prospect.forecasts, is_bold=lambda each: each == prospect.best)
-    return [_rates_story(prospect), forecasts, _advice(prospect, setting)]
+    return [_rates_sentence(prospect), forecasts, _advice(prospect, setting)]
 
 
-def _layers_story(choice: LayerChoice) -> str:
+def _layers_sentence(choice: LayerChoice) -> str:
     """Which hidden states an EAGLE head takes as input, when its list of layers can be meant in two ways."""
     said = "; ".join(
         f"layers {', '.join(map(str, each.feature_layers))} ({each.reason}): right at {each.first_choice_rate:.0%}"
@@ -70,7 +70,7 @@ def _layers_story(choice: LayerChoice) -> str:
     return f"{SIGNS['warning']} layers: {said}; {alone}: {put}"
 
 
-def _times_story(times: StepTimes) -> str:
+def _times_sentence(times: StepTimes) -> str:
     last = times.max_draft_tokens
     return (
         f"t_s {times.draft_s * 1e3:.1f} ms, t_v {times.verify_s[0] * 1e3:.1f} ms for 1 token, "
@@ -78,7 +78,7 @@ def _times_story(times: StepTimes) -> str:
     )
 
 
-def _rates_story(prospect: Prospect) -> str:
+def _rates_sentence(prospect: Prospect) -> str:
     beta = "" if prospect.beta is None else f" (beta, the sum of min(p, q), is {prospect.beta:.0%})"
     return (
         f"{prospect.sampling}: the draft's first choice is right at {prospect.first_choice_rate:.0%} of "
@@ -94,7 +94,7 @@ def _advice(prospect: Prospect, setting: str) -> str:
     return f"{prospect.sampling}: {setting} {best.num_draft_tokens}, about {best.speed_up:.2f}x plain"
 
 
-def _tree_story(advice: TreeAdvice) -> str:
+def _tree_sentence(advice: TreeAdvice) -> str:
     what = f"bench tree at T={advice.temperature:g}"
     if not advice.speculative_config:
         return f"{what}: do not speculate, plain decoding was the fastest"

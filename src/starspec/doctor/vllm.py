@@ -63,13 +63,13 @@ def _check_drafts(status: VllmStatus) -> Check:
     if not status.num_drafts:
         return Check("drafts", "warning", "it speculates, and has verified no draft: no request yet, or no hub found")
     rate = status.num_accepted_tokens / status.num_draft_tokens if status.num_draft_tokens else 0.0
-    story = (
+    sentence = (
         f"{status.num_drafts} drafts verified, {rate:.0%} of their tokens accepted: {status.acceptance_length:.2f}"
         " tokens a step instead of 1"
     )
     if status.acceptance_length < WORTHWHILE:
-        return Check("drafts", "warning", f"{story}, which hardly pays for verifying them: try another draft")
-    return Check("drafts", "ok", story)
+        return Check("drafts", "warning", f"{sentence}, which hardly pays for verifying them: try another draft")
+    return Check("drafts", "ok", sentence)
 
 
 NUM_STEPS = 16  # timed steps for each number of requests
@@ -108,7 +108,7 @@ def examine_vllm(
     if status.is_speculating:
         raise ConfigError(f"vLLM at {url} drafts already, so its plain steps cannot be timed: start one that does not")
     if not status.models:
-        raise ConfigError(f"vLLM at {url}: {checks[-1].story}")
+        raise ConfigError(f"vLLM at {url}: {checks[-1].sentence}")
     server, tokenizer = VllmClient(url, status.models[0]), load_tokenizer(draft.model)
     checks.append(_check_tokenizer(server, tokenizer, prompts))
     if any(check.severity == "fatal" for check in checks):
@@ -135,8 +135,8 @@ def _check_tokenizer(server: VllmClient, tokenizer: Any, prompts: Sequence[Promp
     """Compare the token ids of all prompts, because the server does not show its vocabulary."""
     for prompt in prompts:
         if server.tokenize(prompt.text) != tokenizer.encode(prompt.text, add_special_tokens=False):
-            story = f"the server and the draft make different tokens of prompt '{prompt.name}'"
-            return Check("vocabulary", "fatal", story)
+            sentence = f"the server and the draft make different tokens of prompt '{prompt.name}'"
+            return Check("vocabulary", "fatal", sentence)
     return Check("vocabulary", "ok", f"the same tokens of {len(prompts)} prompts")
 
 

@@ -25,11 +25,11 @@ class HealthRoutes:
 
     async def health(self) -> Response:
         """The state of everything; 503 while no target can answer."""
-        story = self._story()
+        report = self._report()
         if self._router.is_ready:
-            return JSONResponse(story)
+            return JSONResponse(report)
         error = json.loads(NOT_READY.body())
-        return JSONResponse(error | story, NOT_READY.status, {"Retry-After": "1"})
+        return JSONResponse(error | report, NOT_READY.status, {"Retry-After": "1"})
 
     async def ready(self) -> Response:
         """Whether a request would find a target."""
@@ -44,8 +44,8 @@ class HealthRoutes:
         if not self._router.is_ready:
             raise CapacityError(NOT_READY.message)
 
-    def _story(self) -> dict[str, Any]:
-        targets = [_target_story(routed) for routed in self._router.targets]
+    def _report(self) -> dict[str, Any]:
+        targets = [_target_report(routed) for routed in self._router.targets]
         hub = None if self._hub is None else _state(self._hub.state, self._hub.state_s)
         states = [each["state"] for each in targets] + [each["hub"]["state"] for each in targets if each["hub"]]
         is_whole = set(states) <= {"ready", "connected"} and (hub is None or hub["state"] == "connected")
@@ -54,7 +54,7 @@ class HealthRoutes:
         return {"status": status, "num_targets": num_ready, "targets": targets, "hub": hub}
 
 
-def _target_story(routed: RoutedTarget) -> dict[str, Any]:
+def _target_report(routed: RoutedTarget) -> dict[str, Any]:
     """Without its address: /health needs no key."""
     status = routed.status
     return {
