@@ -32,9 +32,11 @@ def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
     assert getattr(starspec, name).__doc__
 
 
-def test_the_version_is_the_projects() -> None:
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    assert starspec.__version__ == project["version"]
+def test_the_version_is_stated_once() -> None:
+    file = Path(__file__).parents[1] / "pyproject.toml"
+    content = tomllib.loads(file.read_text())
+    assert content["project"]["dynamic"] == ["version"]
+    assert (file.parent / content["tool"]["hatch"]["version"]["path"]).samefile(starspec.__file__)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
