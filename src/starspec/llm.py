@@ -39,6 +39,7 @@ from starspec.wire.messages import EngineOutput, RequestSpec, TokenLogprob
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or vLLM's form of either: {"prompt": text} or {"prompt_token_ids": ids}."""
 ChatMessage = Mapping[str, Any]
+DEFAULTS = TargetConfig()
 PROMPT_KEYS = ["prompt_token_ids", "prompt"]
 
 
@@ -101,9 +102,9 @@ class LLM:
         model: str,
         *,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
-        max_num_seqs: int = 8,
+        max_num_seqs: int = DEFAULTS.max_num_seqs,
         batching: BatchingMethod | BatchingConfig = "ragged",
-        prefill_chunk: int = 256,
+        prefill_chunk: int = DEFAULTS.prefill_chunk,
         use_tqdm: bool = True,
         **model_options: Any,
     ) -> None:

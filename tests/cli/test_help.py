@@ -10,6 +10,7 @@ from starspec import __version__
 from starspec.cli import app
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+ALL_COMMANDS = COMMANDS | {f"bench {name}": each for name, each in COMMANDS["bench"].commands.items()}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -18,6 +19,14 @@ def test_every_parameter_says_what_it_is(name: str) -> None:
         text = getattr(parameter, "help", None)
         assert text, f"{name} {parameter.name}"
         assert text.endswith("."), f"{name} {parameter.name}: {text}"
+
+
+@pytest.mark.parametrize("name", ALL_COMMANDS)
+def test_no_help_text_is_a_fragment(name: str) -> None:
+    for parameter in ALL_COMMANDS[name].params:
+        text = getattr(parameter, "help", None) or ""
+        assert not text.startswith(("Of ", "As ", "Its ", "The highest", "0 ")), f"{name} {parameter.name}: {text}"
+        assert len(text.split()) >= 3 or parameter.name in ("help", "version"), f"{name} {parameter.name}: {text}"
 
 
 @pytest.mark.parametrize("words", [(), ("bench",)], ids=["starspec", "bench"])

@@ -18,7 +18,7 @@ from starspec.cli.files import Datasets, JsonFile, PngFile, all_prompts, prompt_
 from starspec.cli.measuring import Quick, measuring, publish
 from starspec.cli.options import over
 from starspec.config import ModelConfig, Option
-from starspec.config.option import A_MODEL, MEASURE, MODELS
+from starspec.config.option import A_MODEL, MEASURE, MODELS, P_MIN_RULE
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
 
@@ -59,18 +59,24 @@ class GridOptions:
     """The sides of the grid that the command line gives; None = what suits the kind of draft."""
 
     chains: Annotated[
-        tuple[int, ...] | None, Option("Lengths, as 3,4.", GRID, least=1, shown=SUITABLE, form="numbers")
+        tuple[int, ...] | None,
+        Option("Lengths of chains to try, as 3,4.", GRID, least=1, shown=SUITABLE, form="numbers"),
     ] = None
-    depths: Annotated[tuple[int, ...] | None, Option("Of trees.", GRID, least=1, shown=SUITABLE, form="numbers")] = None
-    top_ks: Annotated[tuple[int, ...] | None, Option("Of trees.", GRID, least=1, shown=SUITABLE, form="numbers")] = None
+    depths: Annotated[
+        tuple[int, ...] | None, Option("Depths of trees to try.", GRID, least=1, shown=SUITABLE, form="numbers")
+    ] = None
+    top_ks: Annotated[
+        tuple[int, ...] | None,
+        Option("Children of a node in trees to try.", GRID, least=1, shown=SUITABLE, form="numbers"),
+    ] = None
     nodes: Annotated[
         tuple[int, ...] | None,
-        Option("Of trees, without their roots.", GRID, least=1, shown=SUITABLE, form="numbers"),
+        Option("Nodes of trees to try, without their roots.", GRID, least=1, shown=SUITABLE, form="numbers"),
     ] = None
     p_mins: Annotated[
         tuple[float, ...] | None,
         Option(
-            "Of chains and trees, as 0,0.3: drafting ends where the draft's probability is lower; 0 = never.",
+            f"Values of draft_p_min to try, for chains and trees, as 0,0.3: {P_MIN_RULE}.",
             GRID,
             shown=SUITABLE,
             form="reals",
@@ -83,11 +89,13 @@ class TreeOptions:
     """What of a `TreePlan` the command line says; None = not said."""
 
     num_prompts: Annotated[
-        int | None, Option("Of each file, for the best of each kind.", MEASURE, least=1, shown="8")
+        int | None, Option("Prompts of each file that the best of each kind answers.", MEASURE, least=1, shown="8")
     ] = None
     temperatures: Annotated[
         tuple[float, ...] | None,
-        Option("0 = greedy, 1 = the model's own distribution.", MEASURE, shown="0,1", form="reals"),
+        Option(
+            "Temperatures to try: 0 = greedy, 1 = the model's own distribution.", MEASURE, shown="0,1", form="reals"
+        ),
     ] = None
 
 
@@ -185,7 +193,7 @@ class VllmOptions:
 class VllmPlanOptions:
     """What of a `VllmPlan` the command line says; None = not said."""
 
-    num_prompts: Annotated[int | None, Option("Of each file.", MEASURE, least=1, shown="4")] = None
+    num_prompts: Annotated[int | None, Option("Prompts of each file to answer.", MEASURE, least=1, shown="4")] = None
     lengths: Annotated[
         tuple[int, ...] | None,
         Option(
@@ -241,9 +249,13 @@ class CertifyOptions:
     """Models and parts of a certificate."""
 
     model: Annotated[str, Option(f"Model of the parts with one model: {A_MODEL}.", MODELS)]
-    target: Annotated[str | None, Option("Target of the part with two models.", MODELS, shown="no such part")] = None
-    draft: Annotated[str | None, Option("Its draft.", MODELS, shown="no such part")] = None
-    head: Annotated[str | None, Option("An EAGLE head of --model.", MODELS, shown="no such parts")] = None
+    target: Annotated[
+        str | None, Option("Target model of the parts with two models.", MODELS, shown="no such part")
+    ] = None
+    draft: Annotated[str | None, Option("Draft model of the parts with two models.", MODELS, shown="no such part")] = (
+        None
+    )
+    head: Annotated[str | None, Option("EAGLE head that drafts for --model.", MODELS, shown="no such parts")] = None
     part: Annotated[
         CertifiedPart | None, Option("Test only this part; all parts take hours.", MEASURE, shown="all")
     ] = None

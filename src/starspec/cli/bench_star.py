@@ -38,11 +38,13 @@ class RealStarPlanOptions:
     """What of a `RealStarPlan` the command line says; None = not said."""
 
     num_draft_tokens: Annotated[
-        int | None, Option("Draft tokens a round.", SPECULATION, ("--spec-tokens",), least=1, shown="3")
+        int | None, Option("Draft tokens of a round.", SPECULATION, ("--spec-tokens",), least=1, shown="3")
     ] = None
     num_targets: Annotated[
         tuple[int, ...] | None,
-        Option("Of real models, as 1,2,3.", MEASURE, least=1, shown="1,2,3", form="numbers"),
+        Option(
+            "Numbers of targets to serve with real models, as 1,2,3.", MEASURE, least=1, shown="1,2,3", form="numbers"
+        ),
     ] = None
 
 
@@ -66,7 +68,7 @@ class StarPlanOptions:
 class RealPairOptions:
     """What of a `RealPairPlan` the command line says; None = not said."""
 
-    num_prompts: Annotated[int | None, Option("Of all files.", MEASURE, least=1, shown="8")] = None
+    num_prompts: Annotated[int | None, Option("Prompts of all files to answer.", MEASURE, least=1, shown="8")] = None
 
 
 @bound

@@ -22,12 +22,15 @@ from starspec.harness.model_pair import ModelPair
 class DoctorOptions:
     """How much is measured, and for what the forecast is made."""
 
-    num_prompts: Annotated[int, Option("Prompts used, evenly over the file.", MEASURE, least=1)] = 8
+    num_prompts: Annotated[int, Option("Prompts to answer, spread evenly over the file.", MEASURE, least=1)] = 8
     max_tokens: Annotated[int, Option("Tokens of an answer.", MEASURE, least=2)] = 48
     max_draft_tokens: Annotated[
         int, Option("Largest number of draft tokens to consider.", MEASURE, least=1, most=15)
     ] = 8
-    round_trip_ms: Annotated[float, Option("Between target and hub, added to each round.", MEASURE, least=0.0)] = 0.0
+    round_trip_ms: Annotated[
+        float,
+        Option("Milliseconds of a round trip to the hub, which are added to each round.", MEASURE, least=0.0),
+    ] = 0.0
     tree_report: Annotated[
         Path | None,
         Option(

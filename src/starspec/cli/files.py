@@ -29,7 +29,7 @@ PromptFile = Annotated[
     Path | None,
     typer.Option(
         "--prompts",
-        help='JSON lines with "turns"; the first turn of each is used.',
+        help='Prompts, as JSON lines with "turns"; the first turn of each is used.',
         show_default="32 prompts of our own",
         rich_help_panel=MEASURE,
     ),

@@ -33,11 +33,13 @@ class SamplingOptions:
 
     chat: Annotated[bool, Option("Put the prompt into the model's chat template.", SAMPLING, ("--chat",))] = False
     max_tokens: Annotated[int, Option("Tokens to generate, at most.", SAMPLING, least=1)] = 128
-    temperature: Annotated[float, Option("0 = always the likeliest token.", SAMPLING, least=0.0)] = 0.0
+    temperature: Annotated[
+        float, Option("Sampling temperature; 0 takes the likeliest token each time.", SAMPLING, least=0.0)
+    ] = 0.0
     top_p: Annotated[float, Option("Keep the likeliest tokens of this share, 0 to 1.", SAMPLING)] = 1.0
     top_k: Annotated[int, Option("Keep this many likeliest tokens; 0 = all.", SAMPLING)] = 0
     min_p: Annotated[float, Option("Keep tokens of at least this share of the likeliest one, 0 to 1.", SAMPLING)] = 0.0
-    seed: Annotated[int | None, Option("Of the draws.", SAMPLING, shown="another each time")] = None
+    seed: Annotated[int | None, Option("Seed that decides the draws.", SAMPLING, shown="another each time")] = None
     stop: Annotated[tuple[str, ...], Option("End before this text; may be repeated.", SAMPLING, shown=NONE_GIVEN)] = ()
 
     def to_params(self) -> SamplingParams:
@@ -79,7 +81,7 @@ def _answer(llm: LLM, prompt: str, params: SamplingParams, *, is_chat: bool) -> 
         sys.stdout.flush()
         if output.stats is not None:
             print(flush=True)
-            print(_story(output.stats, time.monotonic() - started_s), file=sys.stderr)
+            print(_summary(output.stats, time.monotonic() - started_s), file=sys.stderr)
 
 
 def _prompt_of(llm: LLM, text: str) -> list[int]:
@@ -88,14 +90,14 @@ def _prompt_of(llm: LLM, text: str) -> list[int]:
     return prompt_ids_of_chat(llm.tokenizer, [{"role": "user", "content": text}])
 
 
-def _story(stats: RequestStats, elapsed_s: float) -> str:
+def _summary(stats: RequestStats, elapsed_s: float) -> str:
     acceptance = stats.acceptance
     num_tokens = acceptance.num_emitted_tokens
     rate = num_tokens / elapsed_s if elapsed_s else 0.0
-    story = f"{num_tokens} tokens in {elapsed_s:.2f} s ({rate:.1f} tokens/s)"
+    summary = f"{num_tokens} tokens in {elapsed_s:.2f} s ({rate:.1f} tokens/s)"
     if not acceptance.num_drafts:
-        return f"{story}; no drafts"
+        return f"{summary}; no drafts"
     return (
-        f"{story}; block efficiency {acceptance.block_efficiency:.2f}, "
+        f"{summary}; block efficiency {acceptance.block_efficiency:.2f}, "
         f"acceptance length {acceptance.acceptance_length:.2f}, acceptance rate {acceptance.acceptance_rate:.0%}"
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, TypeVar
 
 from starspec.cli import given
-from starspec.config import MAX_PASSED_OVER, MIN_GROUP, BatchingConfig, BatchingMethod
+from starspec.config import MAX_PASSED_OVER, MIN_GROUP, WINDOW_BATCHES, BatchingConfig, BatchingMethod
 from starspec.config.option import LIMITS, Option
 
 T = TypeVar("T")
@@ -26,16 +26,16 @@ class BatchingOptions:
     window: Annotated[
         int | None,
         Option(
-            "Of exspec: sequences with cache rows, among which one length is sought.",
+            "Sequences with cache rows among which exspec looks for equal lengths.",
             LIMITS,
             least=1,
-            shown="4 batches",
+            shown=f"{WINDOW_BATCHES} batches",
         ),
     ] = None
     max_passed_over: Annotated[
         int | None,
         Option(
-            "Of exspec: rounds without a sequence before it goes first.",
+            "Rounds that exspec may leave a sequence out before it goes first.",
             LIMITS,
             least=1,
             shown=str(MAX_PASSED_OVER),
@@ -44,7 +44,7 @@ class BatchingOptions:
     min_group: Annotated[
         int | None,
         Option(
-            "Of exspec: sequences of one length, at least, that run without others.",
+            "Least number of sequences of one length that exspec runs without others.",
             LIMITS,
             least=2,
             shown=str(MIN_GROUP),

@@ -122,7 +122,7 @@ def keygen(
 
 def child(
     command: Annotated[str, typer.Argument(help="draft, target or gateway.", metavar="COMMAND")],
-    name: Annotated[str, typer.Argument(help="For process lists.", metavar="NAME")],  # noqa: ARG001 (as it says)
+    name: Annotated[str, typer.Argument(help="Name that process lists show.", metavar="NAME")],  # noqa: ARG001 (as it says)
 ) -> None:
     """Run the server that standard input describes as JSON. For `starspec up`, which starts its servers so."""
     serve(msgspec.json.decode(sys.stdin.buffer.read(), type=SERVERS[command]))

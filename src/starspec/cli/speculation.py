@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
 from starspec.cli.binder import flag_of
-from starspec.config import Quantization, SpeculativeConfig
-from starspec.config.option import A_MODEL, NONE_GIVEN, SPECULATION, Option
+from starspec.config import MAX_DRAFT_TOKENS, Quantization, SpeculativeConfig
+from starspec.config.option import A_MODEL, DRAFT_P_MIN, NONE_GIVEN, SPECULATION, Option
 from starspec.draft_methods import DraftMethod
 from starspec.errors import ConfigError
 
 FLAG: Final = "--speculative-config"
+DEFAULTS: Final = SpeculativeConfig()
 SHORT_FORMS: Final = ("method", "model", "quantization", "num_speculative_tokens", "draft_p_min")
 DRAFT_OPTIONS: Final = ("model", "quantization", "method", "num_speculative_tokens", "draft_p_min", "json_text")
 
@@ -34,10 +35,10 @@ class DraftOptions:
     quantization: Annotated[
         Quantization | None,
         Option(
-            f"Of the draft's weights; the output cannot change. The same as 'quantization' of {FLAG}.",
+            f"Quantization of the draft's weights; the output cannot change. The same as 'quantization' of {FLAG}.",
             SPECULATION,
             flags=("--draft-quantization",),
-            shown=NONE_GIVEN,
+            shown=DEFAULTS.quantization,
         ),
     ] = None
     method: Annotated[
@@ -46,25 +47,24 @@ class DraftOptions:
             f"What drafts: a model, an EAGLE head, or prompt lookup. The same as 'method' of {FLAG}.",
             SPECULATION,
             flags=("--spec-method",),
-            shown="draft_model",
+            shown=DEFAULTS.method,
         ),
     ] = None
     num_speculative_tokens: Annotated[
         int | None,
         Option(
-            f"Draft tokens a round, 0 to 64. The same as 'num_speculative_tokens' of {FLAG}.",
+            f"Draft tokens of a round, 0 to {MAX_DRAFT_TOKENS}. The same as 'num_speculative_tokens' of {FLAG}.",
             SPECULATION,
             flags=("--spec-tokens",),
-            shown="4",
+            shown=f"{DEFAULTS.num_speculative_tokens}",
         ),
     ] = None
     draft_p_min: Annotated[
         float | None,
-        Option(
-            "Stop drafting when the nodes to expand have, together, less than this probability, 0 to 1. The same as "
-            f"'draft_p_min' of {FLAG}.",
-            SPECULATION,
-            shown="0",
+        replace(
+            DRAFT_P_MIN,
+            help=f"{DRAFT_P_MIN.help} The same as 'draft_p_min' of {FLAG}.",
+            shown=f"{DEFAULTS.draft_p_min:g}",
         ),
     ] = None
     json_text: Annotated[

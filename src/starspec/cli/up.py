@@ -59,11 +59,11 @@ class StarOptions:
     """How many targets there are, and where the draft runs."""
 
     num_targets: Annotated[int, Option("Target servers to start.", MODELS, ("--targets",), least=1, most=256)] = 2
-    draft_device: Annotated[str | None, Option("As --device, for the draft.", MODELS, shown="as --device")] = None
+    draft_device: Annotated[str | None, Option("Device that the draft runs on.", MODELS, shown="as --device")] = None
     draft_num_threads: Annotated[
         int | None,
         Option(
-            "As --num-threads, for the draft. A draft step of a small head ends before two threads have met.",
+            "CPU threads of a draft step. A small head's draft step ends before two threads have met.",
             MODELS,
             least=1,
             shown="as --num-threads",
@@ -274,8 +274,8 @@ def _await_ready(star: _Star, timeout_s: float, interrupts: _Interrupts) -> None
         star.display.show_start(star.supervisor.views)
         if time.monotonic() > deadline_s:
             late = [view for view in star.supervisor.views if view.state is not ChildState.READY]
-            story = ", ".join(f"{view.spec.name} ({view.detail})" for view in late)
-            raise StarspecError(f"not ready within {timeout_s:g} s (--start-timeout): {story}")
+            slow = ", ".join(f"{view.spec.name} ({view.detail})" for view in late)
+            raise StarspecError(f"not ready within {timeout_s:g} s (--start-timeout): {slow}")
 
 
 def _is_healthy(star: _Star) -> bool:

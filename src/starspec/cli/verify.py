@@ -26,7 +26,7 @@ class VerifyOptions:
         str,
         Option("How they share forwards: any of ragged, eqspec, exspec and rollback, separated by commas.", MEASURE),
     ] = "ragged"
-    num_prompts: Annotated[int, Option("Prompts used, evenly over the file.", MEASURE, least=1)] = 24
+    num_prompts: Annotated[int, Option("Prompts to answer, spread evenly over the file.", MEASURE, least=1)] = 24
     max_tokens: Annotated[int, Option("Tokens of an answer.", MEASURE, least=1)] = 32
 
 

@@ -115,6 +115,12 @@ def one_of(name: str, value: object, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} '{value}' is unknown{nearest(str(value), list(known))}")
 
 
+def is_probability(name: str, value: float) -> None:
+    """Raises: ConfigError if the value is not between 0 and 1."""
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"{name} is a probability, 0 to 1, got {value}")
+
+
 def at_least(name: str, value: float, minimum: float) -> None:
     """Raises: ConfigError if the value is below the minimum."""
     if value < minimum:

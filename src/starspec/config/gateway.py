@@ -61,7 +61,7 @@ class GatewayConfig:
         int, Option("HTTP connections at once; a full gateway closes the one idle for longest.", LIMITS, least=1)
     ] = 512
     max_connections_per_address: Annotated[
-        int, Option("As --max-connections, for one client address; a proxy is one address.", LIMITS, least=1)
+        int, Option("HTTP connections of one client address at once; a proxy is one address.", LIMITS, least=1)
     ] = 256
     receive_timeout_s: Annotated[
         float,

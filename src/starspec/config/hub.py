@@ -49,10 +49,10 @@ class HubConfig:
     keys: Keys = None
     insecure: Insecure = False
     audit_log: AuditLogFile = None
-    max_targets: Annotated[int, Option("Targets at once.", LIMITS, least=1)] = 64
-    max_tags: Annotated[int, Option("Sequences at once, over all targets.", LIMITS, least=1)] = 1024
+    max_targets: Annotated[int, Option("Targets that may be connected at once.", LIMITS, least=1)] = 64
+    max_tags: Annotated[int, Option("Sequences that all targets together may have open.", LIMITS, least=1)] = 1024
     max_draft_tokens: Annotated[
-        int, Option("Draft tokens of one proposal, at most.", LIMITS, least=1, most=MAX_DRAFT_TOKENS)
+        int, Option("Draft tokens that one proposal has at most.", LIMITS, least=1, most=MAX_DRAFT_TOKENS)
     ] = MAX_DRAFT_TOKENS
     lease_s: Annotated[float, lease(MIN_LEASE_S)] = 10.0  # a target silent for longer loses its tags
     prefill_chunk: PrefillChunk = 256  # of all sequences together

@@ -25,7 +25,7 @@ class ModelConfig:
     # `--model` is what other servers call it
     model: Annotated[str, Option(f"Target model: {A_MODEL}.", MODELS, flags=("--target", "--model"))]
     dtype: Annotated[Dtype, Option("Number format of the weights.", MODELS)] = "bfloat16"
-    device: Annotated[str, Option("cpu, cuda or cuda:N.", MODELS)] = "cpu"
+    device: Annotated[str, Option("Device to compute on: cpu, cuda or cuda:N.", MODELS)] = "cpu"
     quantization: Quantization = "none"  # of drafts
     numerics: Annotated[
         Numerics,

@@ -20,6 +20,7 @@ MEASURE: Final = "Measurement"
 
 NONE_GIVEN: Final = "none"
 A_MODEL: Final = "Hugging Face folder, hub id, .gguf file, or synthetic:KEY=VALUE,..."
+P_MIN_RULE: Final = "drafting stops when the draft gives the nodes to expand, together, a lower probability; 0 = never"
 
 Form = Literal["plain", "path", "memory", "by_name", "word_or_number", "ports", "numbers", "reals", "names"]
 """How a value is written on the command line.
@@ -66,3 +67,7 @@ class Option:
     def known(self) -> str:
         """What a `word_or_number` may be, for an error's sentence."""
         return f"{', '.join(self.words)} or a number of {self.unit}"
+
+
+DRAFT_P_MIN: Final = Option(f"Least probability of a draft, 0 to 1: {P_MIN_RULE}.", SPECULATION, least=0.0, most=1.0)
+"""`draft_p_min`, wherever it is an option. `DraftBudget.p_min` has the whole rule."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from starspec.config.checks import at_least, build, check_keys, check_words
+from starspec.config.checks import at_least, build, check_keys, check_words, is_probability
 from starspec.config.limits import MAX_DRAFT_TOKENS, MAX_TOP_K
 from starspec.config.model import ModelConfig, Quantization
 from starspec.draft_methods import DRAFT_METHODS, DraftMethod, MethodTraits
@@ -53,7 +53,7 @@ class SpeculativeConfig:
     eagle_topk: int = 1  # trees as SGLang names them: children of a node, 1 = a chain
     num_steps: int | None = None  # depth of the tree; None = num_speculative_tokens
     num_draft_tokens: int | None = None  # nodes of the tree and its root (so K + 1 for a chain); None = all that fit
-    draft_p_min: float = 0.0  # drafting stops when the probabilities of the nodes to expand sum to less; 0 = never
+    draft_p_min: float = 0.0  # `DRAFT_P_MIN` in option.py has its meaning
     disable_by_batch_size: int | None = None  # rounds of more sequences than this draft nothing; None = all draft
     max_model_len: int | None = None  # of the draft
     feature_layers: tuple[int, ...] | None = None  # input of an EAGLE head: hidden states; None = as its config says
@@ -121,8 +121,7 @@ class SpeculativeConfig:
             )
         if not (budget.is_chain or self.traits.draws_trees):
             raise ConfigError(f"method '{self.method}' drafts chains: leave eagle_topk at 1")
-        if not 0.0 <= self.draft_p_min <= 1.0:
-            raise ConfigError(f"draft_p_min is a probability, 0 to 1, got {self.draft_p_min}")
+        is_probability("draft_p_min", self.draft_p_min)
         if self.draft_p_min and not self.traits.knows_probabilities:
             raise ConfigError(f"method '{self.method}' knows no probabilities: leave draft_p_min out")
         if self.num_draft_tokens is None:

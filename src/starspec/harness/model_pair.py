@@ -1,8 +1,8 @@
-"""A target and its draft, as measurements are told about them."""
+"""A target and its draft: the options of commands that measure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from starspec.config import Dtype, ModelConfig, Numerics, Quantization, SpeculativeConfig
@@ -10,6 +10,7 @@ from starspec.config.checks import options_of
 from starspec.config.option import A_MODEL, MODELS, Option
 from starspec.models.resolve import resolve_draft
 
+MODEL_OPTIONS = options_of(ModelConfig)
 ModelMethod = Literal["draft_model", "eagle", "eagle3"]  # the draft methods that have a model
 
 
@@ -17,7 +18,7 @@ ModelMethod = Literal["draft_model", "eagle", "eagle3"]  # the draft methods tha
 class ModelPair:
     """What is measured."""
 
-    target: Annotated[str, Option(f"Target model: {A_MODEL}.", MODELS, flags=("--target", "--model"))]
+    target: Annotated[str, MODEL_OPTIONS["model"]]
     draft: Annotated[
         str,
         Option(
@@ -25,7 +26,7 @@ class ModelPair:
         ),
     ]
     quantization: Annotated[
-        Quantization, Option("Of the draft's weights.", MODELS, flags=("--draft-quantization",))
+        Quantization, Option("Quantization of the draft's weights.", MODELS, flags=("--draft-quantization",))
     ] = "int4"
     method: Annotated[
         ModelMethod,
@@ -35,10 +36,10 @@ class ModelPair:
             flags=("--spec-method",),
         ),
     ] = "draft_model"
-    dtype: Annotated[Dtype, Option("Number format of the weights.", MODELS)] = "bfloat16"
-    device: Annotated[str, Option("cpu, cuda or cuda:N.", MODELS)] = "cpu"
-    numerics: Annotated[Numerics, options_of(ModelConfig)["numerics"]] = "invariant"
-    num_threads: Annotated[int, Option("CPU threads of a forward.", MODELS, least=1)] = 2
+    dtype: Annotated[Dtype, MODEL_OPTIONS["dtype"]] = "bfloat16"
+    device: Annotated[str, MODEL_OPTIONS["device"]] = "cpu"
+    numerics: Annotated[Numerics, MODEL_OPTIONS["numerics"]] = "invariant"
+    num_threads: Annotated[int, replace(MODEL_OPTIONS["num_threads"], shown=None)] = 2
     feature_layers: Annotated[
         tuple[int, ...] | None,
         Option(

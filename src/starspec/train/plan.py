@@ -27,14 +27,15 @@ class AnswerPlan:
     target: Annotated[str, MODEL_OPTIONS["model"]]
     dtype: Annotated[Dtype, MODEL_OPTIONS["dtype"]] = "bfloat16"
     device: Annotated[str, MODEL_OPTIONS["device"]] = "cpu"
-    # afterwards no prompt starts
-    num_tokens: Annotated[int, Option("Tokens of all answers together.", DATA, least=1)] = 400_000
+    num_tokens: Annotated[
+        int, Option("Tokens that all answers have together; afterwards no prompt starts.", DATA, least=1)
+    ] = 400_000
     sampled_every: int = 4  # every fourth answer is sampled, the others are greedy; 0 = all are greedy
-    max_new_tokens: Annotated[int, Option("Of one answer.", DATA, least=2)] = 160
+    max_new_tokens: Annotated[int, Option("Tokens that an answer has at most.", DATA, least=2)] = 160
     max_model_len: Annotated[
         int, Option("Tokens of prompt and answer; longer prompts are left out.", DATA, least=4)
     ] = 512
-    batch: Annotated[int, Option("Answers at once.", DATA, least=1)] = 64  # of each worker
+    batch: Annotated[int, Option("Answers to generate at once.", DATA, least=1)] = 64  # of each worker
     num_workers: int = 1  # processes, each with its share of the threads
     num_threads: int = 1  # of one worker
 
@@ -43,16 +44,27 @@ class AnswerPlan:
 class TrainPlan:
     """How the head learns. Without steps and minutes it has no end, and `Trainer` refuses it."""
 
-    steps: Annotated[int | None, Option("Of the optimizer.", TRAINING, least=1, shown="no limit")] = None
+    steps: Annotated[
+        int | None, Option("Number of optimizer steps that end the training.", TRAINING, least=1, shown="no limit")
+    ] = None
     # the limit that is reached first ends the training
     minutes: Annotated[
         float | None,
-        Option("Of the optimizer's time.", TRAINING, least=0.01, shown=f"{DEFAULT_MINUTES:g}, if no steps are given"),
+        Option(
+            "Minutes of optimizer steps that end the training.",
+            TRAINING,
+            least=0.01,
+            shown=f"{DEFAULT_MINUTES:g}, if no steps are given",
+        ),
     ] = None
-    learning_rate: Annotated[float, Option("The highest.", TRAINING, least=0.0)] = 1e-3
+    learning_rate: Annotated[float, Option("Highest learning rate that the schedule reaches.", TRAINING, least=0.0)] = (
+        1e-3
+    )
     warmup: int = 60  # steps
     # padding included
-    batch_tokens: Annotated[int, Option("Of prompts and answers, in one step.", TRAINING, least=2)] = 2048
+    batch_tokens: Annotated[
+        int, Option("Tokens of prompts and answers that one step trains on.", TRAINING, least=2)
+    ] = 2048
     ttt_steps: Annotated[
         int | None,
         Option(
@@ -64,7 +76,9 @@ class TrainPlan:
     ] = None
     step_decay: float = 0.8
     save_every: Annotated[int, Option("Steps between two checkpoints with measurements.", TRAINING, least=1)] = 100
-    seed: Annotated[int, Option("Of the order and of the first weights.", TRAINING, least=0, most=MAX_SEED)] = 1
+    seed: Annotated[
+        int, Option("Seed that decides the order of texts and the first weights.", TRAINING, least=0, most=MAX_SEED)
+    ] = 1
     bf16: bool = True  # autocast
 
     def __post_init__(self) -> None:
@@ -77,10 +91,14 @@ class HeadPlan:
     """How one head is trained."""
 
     answers: AnswerPlan  # names the target
-    prompts: Annotated[Path, Option('JSON lines with "turns"; the target answers the first of each.', DATA)]
+    prompts: Annotated[Path, Option('Prompts, as JSON lines with "turns"; the target answers the first of each.', DATA)]
     out: Path
-    method: Annotated[Literal["eagle", "eagle3"], Option("eagle: EAGLE-1 and EAGLE-2.", TRAINING)] = "eagle3"
-    data_licence: Annotated[str, Option("Of the prompts, for the model card.", DATA, ("--licence",))] = "not stated"
+    method: Annotated[
+        Literal["eagle", "eagle3"], Option("Kind of head to train; eagle is the head of EAGLE-1 and EAGLE-2.", TRAINING)
+    ] = "eagle3"
+    data_licence: Annotated[
+        str, Option("Licence of the prompts, which the model card states.", DATA, ("--licence",))
+    ] = "not stated"
     learn_prompts: Annotated[
         bool,
         Option(

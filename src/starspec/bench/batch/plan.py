@@ -12,7 +12,7 @@ from starspec.config import (
     BatchingMethod,
     nearest,
 )
-from starspec.config.option import MEASURE, Option
+from starspec.config.option import DRAFT_P_MIN, MEASURE, Option
 from starspec.errors import ConfigError
 
 PLAIN: Final = "plain"  # no drafts, ragged
@@ -77,13 +77,15 @@ class BatchPlan:
     methods: Annotated[
         tuple[str, ...],
         Option(
-            "Any of ragged, eqspec, exspec, exspec-unbounded (in which, as in the paper, a sequence may wait for "
-            "ever), rollback, plain, ragged-fast and plain-fast.",
+            "Methods to compare, any of ragged, eqspec, exspec, exspec-unbounded (in which, as in the paper, a "
+            "sequence may wait for ever), rollback, plain, ragged-fast and plain-fast.",
             MEASURE,
             form="names",
         ),
     ] = ("ragged", "eqspec", "exspec", "rollback", PLAIN)
-    batch_sizes: Annotated[tuple[int, ...], Option("Sequences of a round.", MEASURE, form="numbers", least=1)] = (
+    batch_sizes: Annotated[
+        tuple[int, ...], Option("Numbers of sequences that share a round.", MEASURE, form="numbers", least=1)
+    ] = (
         1,
         2,
         4,
@@ -94,7 +96,12 @@ class BatchPlan:
     admission: BatchAdmission = "continuous"  # of all methods but exspec, which refills its window
     num_prompts: Annotated[
         int | None,
-        Option("Prompts used.", MEASURE, least=1, shown=f"{NUM_PROMPTS}, or as many as fill ExSpec's largest window"),
+        Option(
+            "Number of prompts to answer.",
+            MEASURE,
+            least=1,
+            shown=f"{NUM_PROMPTS}, or as many as fill ExSpec's largest window",
+        ),
     ] = None
     max_prompt_tokens: int = MAX_PROMPT_TOKENS  # longer prompts are left out, without a context
     context: Annotated[
@@ -112,17 +119,9 @@ class BatchPlan:
         ),
     ] = False
     max_tokens: Annotated[int, Option("Tokens of an answer.", MEASURE, least=1)] = 64
-    temperature: Annotated[float, Option("0 is greedy.", MEASURE, least=0.0)] = 0.0
+    temperature: Annotated[float, Option("Sampling temperature; 0 is greedy.", MEASURE, least=0.0)] = 0.0
     num_draft_tokens: Annotated[int, Option("Draft tokens of a round.", MEASURE, least=1)] = 5  # the paper's K
-    draft_p_min: Annotated[
-        float,
-        Option(
-            "End a draft before a token that the draft gives a lower probability than this; 0 = never.",
-            MEASURE,
-            least=0.0,
-            most=1.0,
-        ),
-    ] = 0.0
+    draft_p_min: Annotated[float, replace(DRAFT_P_MIN, panel=MEASURE)] = 0.0
     disable_by_batch_size: Annotated[
         int | None, Option("Rounds of more sequences draft nothing.", MEASURE, least=1, shown="all draft")
     ] = None

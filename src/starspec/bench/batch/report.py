@@ -27,7 +27,7 @@ class BatchReport:
     rows: list[BatchRow]
     ratios: dict[str, dict[str, float]]  # name -> batch size -> tokens a second of rounds, ragged over another method
     num_draft_tokens: int
-    draft_p_min: float  # drafting ended at tokens with a lower probability
+    draft_p_min: float  # of the drafts, as in a speculative config
     disable_by_batch_size: int | None  # rounds of more sequences drafted nothing
     draft_quantization: str
     dtype: Dtype

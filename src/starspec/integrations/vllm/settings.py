@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from starspec.config import build, nearest
+from starspec.config.checks import is_probability
 from starspec.errors import ConfigError
 
 PREFIX: Final = "STARSPEC_"
@@ -37,7 +38,7 @@ class VllmSettings:
     insecure: bool = False  # allow a host that is not loopback without keys
     name: str | None = None  # this server in the hub's logs and traces; None = host and process
     deadline_ms: float | None = None  # longest wait of a step for proposals; None = follows recent rounds
-    draft_p_min: float = 0.4  # the hub ends a draft that it thinks less likely than this as a whole; 0 = never
+    draft_p_min: float = 0.4  # `DRAFT_P_MIN` in config/option.py has its meaning
     fallback: Fallback = "ngram"  # what drafts in steps without a hub
     prompt_lookup_min: int = 2  # shortest n-gram that is looked up
     prompt_lookup_max: int = 4  # longest
@@ -49,8 +50,7 @@ class VllmSettings:
             raise ConfigError(f"fallback '{self.fallback}' is unknown{nearest(self.fallback, [*get_args(Fallback)])}")
         if self.deadline_ms is not None and not 0 < self.deadline_ms <= 60_000:
             raise ConfigError(f"deadline_ms must be above 0 and at most 60000, got {self.deadline_ms}")
-        if not 0.0 <= self.draft_p_min <= 1.0:
-            raise ConfigError(f"draft_p_min is a probability, 0 to 1, got {self.draft_p_min}")
+        is_probability("draft_p_min", self.draft_p_min)
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= MAX_LOOKUP:
             raise ConfigError(f"need 1 <= prompt_lookup_min <= prompt_lookup_max <= {MAX_LOOKUP}")
         if self.keys == "":
