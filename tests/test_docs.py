@@ -11,9 +11,21 @@ import pytest
 
 PROJECT = Path(__file__).parent.parent
 DOCS = PROJECT / "docs"
-PAGES = sorted([PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", PROJECT / "CHANGELOG.md", *DOCS.glob("*.md")])
+HEADS = [PROJECT / "benchmarks" / "head" / "README.md", *(PROJECT / "src" / "starspec" / "heads").glob("*/README.md")]
+PAGES = sorted(
+    [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", PROJECT / "CHANGELOG.md", *DOCS.glob("*.md"), *HEADS]
+)
 RECORDS = sorted((DOCS / "adr").glob("*.md"))
-PLACES = ("", "src/starspec", "docs", "tests", "benchmarks", "src/starspec/integrations/vllm", "tests/lossless")
+PLACES = (
+    "",
+    "src/starspec",
+    "docs",
+    "tests",
+    "benchmarks",
+    "benchmarks/head",
+    "src/starspec/integrations/vllm",
+    "tests/lossless",
+)
 WRITTEN_BY_READERS = {"keys/", "test_..."}  # folders and files that the reader's own commands make
 
 MAX_COLUMNS = 120

@@ -346,7 +346,7 @@ def real_draft(smollm2: Path) -> ModelRunner:
 
 @pytest.mark.model
 def test_a_real_draft_proposes_the_same_from_keys_and_values_that_it_took_over(real_draft: ModelRunner) -> None:
-    """Chains and trees of SmolLM2 in float32: one prompt prefilled, one that begins alike, and one that goes on after its end."""
+    """Chains and trees of SmolLM2 in float32: one prompt, one that begins alike, and one that goes on after its end."""
     chance = random.Random(5)
     system = chance.choices(range(1000, 40_000), k=2 * PREFIX_BLOCK)
     prompts = [[*system, *chance.choices(range(1000, 40_000), k=3)] for _ in range(2)]
