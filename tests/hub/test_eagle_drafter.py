@@ -61,14 +61,14 @@ def test_a_proposal_is_that_of_a_head_that_is_run_over_each_path_by_itself(
 
 
 def test_a_request_waits_for_its_features_and_nobody_else_does() -> None:
-    star, unread, read = EagleStar("a", "b"), EagleTag(1, PROMPT), EagleTag(1, PROMPT[:3], identity=2)
-    star.send("a", unread.open(4), unread.features(0, 3))
+    star, waiting, ready = EagleStar("a", "b"), EagleTag(1, PROMPT), EagleTag(1, PROMPT[:3], identity=2)
+    star.send("a", waiting.open(4), waiting.features(0, 3))
     assert not star.hub.has_work
-    star.send("b", read.open(4), read.past())
-    assert paths_of(propose(star, "b", read)) == read.alone()
+    star.send("b", ready.open(4), ready.past())
+    assert paths_of(propose(star, "b", ready)) == ready.alone()
     assert star.num_leased == 1  # who waits for features holds no row
-    star.send("a", unread.features(3, 5))
-    assert paths_of(propose(star, "a", unread)) == unread.alone()
+    star.send("a", waiting.features(3, 5))
+    assert paths_of(propose(star, "a", waiting)) == waiting.alone()
 
 
 def test_a_verdict_waits_for_its_features_too() -> None:
@@ -168,7 +168,7 @@ def test_a_tree_of_another_width_is_grown_anew_and_reads_one_slot_again(wanted: 
 
 
 def test_another_width_after_a_hole_costs_this_tag_and_nobody_else() -> None:
-    """Its tail begins behind the slot that is to be read again: the row waits for what a verdict brings."""
+    """Its tail begins behind the slot that is to be forwarded again: the row waits for what a verdict brings."""
     star = EagleStar("a", "b", feature_window=3)
     tag, other = EagleTag(1, PROMPT), EagleTag(1, PROMPT[:4], identity=2)
     star.send("a", tag.open(TREE), *(tag.features(each, each + 1) for each in range(5)))

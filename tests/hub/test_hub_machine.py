@@ -528,7 +528,7 @@ class LifeWithAdmission(Life):
     limits: ClassVar[dict[str, Any]] = {"max_batch": 2, "admission": 2}
 
 
-class LifeWithForetoldAdmission(LifeWithAdmission):
+class LifeWithPredictedAdmission(LifeWithAdmission):
     """As above, for as many targets as the hub predicts to gain by it."""
 
     run_ahead = "outcomes"
@@ -601,7 +601,7 @@ LIVES: dict[type[Life], int] = {
     LifeInTurns: 100,
     LifeWithEarlyProposals: 100,
     LifeWithAdmission: 100,
-    LifeWithForetoldAdmission: 100,
+    LifeWithPredictedAdmission: 100,
     LifeOfLikeBeginnings: 180,
 }
 
