@@ -21,6 +21,12 @@ WORK_PER_S: Final = 8000.0  # units that all targets together may send unasked: 
 WORK_BURST: Final = 1024.0  # of each target
 DRAFT_WORK: Final = 2.0  # units that a target may send for each draft: a verdict, and its features
 FEATURES_SHARE: Final = 1 / 16  # of the bytes of features counts: nothing is decoded
+UNASKED_PER_S: Final = 100.0  # frames of a hub: Faults, Reopens, probes of a link whose port a stranger has touched
+UNASKED_BURST: Final = 200.0
+NONSENSE_PER_S: Final = 1.0  # frames of a hub that are not valid messages
+NONSENSE_BURST: Final = 32.0
+PUBLIC_PER_S: Final = 20.0  # unasked answers on the hub's public port; beyond them the hub breaks the rules
+PUBLIC_BURST: Final = 40.0
 MAX_BACKLOG: Final = 4096  # messages of one target that wait for the hub; beyond it the target's socket is not read
 RATE_BURST_S: Final = 1.0  # a target with a rate limit may save up the draft tokens of so many seconds
 
