@@ -26,12 +26,12 @@ from starspec.gateway.http_errors import HttpError
 from starspec.gateway.metrics import REFUSED_AS
 from starspec.log_limit import LogLimit
 from starspec.policy.newcomers import longest_idle
+from starspec.policy.retry_after import NO_CONNECTION_S
 
 PIECE_BYTES: Final = 4 * 1024  # parsed at once; at worst 700 chunks of one byte, or a quarter of the longest head
 MAX_HEAD_BYTES: Final = 16 * 1024
 MAX_EARLY_BYTES: Final = 64 * 1024  # of next requests, while an answer is generated
 LINGER_S: Final = 1.0  # between an error and the close: a close at once, with bytes unread, would destroy the error
-RETRY_FULL_S: Final = 1.0  # connections come and go quickly
 
 log = structlog.get_logger()
 
@@ -154,7 +154,7 @@ class GatewayProtocol(H11Protocol):
         if self._table.admit(self, self.client[0] if self.client else ""):
             self._follow()
         else:
-            self.refuse(HttpError(503, "the gateway has no connection left: try again", retry_after_s=RETRY_FULL_S))
+            self.refuse(HttpError(503, "the gateway has no connection left: try again", retry_after_s=NO_CONNECTION_S))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.release(self)
