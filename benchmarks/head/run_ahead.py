@@ -34,7 +34,7 @@ from starspec.train.unroll import Batch, unroll
 NUM_PROMPTS: Final = 24
 MAX_TOKENS: Final = 128
 LENGTHS: Final = (2, 3, 4, 5)  # of chains
-NUM_OUTCOMES: Final = 4  # tokens that are prepared for at each end, as hub/sequence.py has it
+NUM_OUTCOMES: Final = 4  # tokens that are prepared for at each end, as policy/run_ahead.py has it
 KINDS: Final = ("off", "chain", "outcomes", "near")  # what is prepared
 NUM_NEAR: Final = 2  # near: outcomes that stand on no more guessed features than that
 LAYERS: Final = (0.02, 0.05, 0.083, 0.15, 0.3)  # of a verification; 0.083 is SmolLM2's (bench tree)

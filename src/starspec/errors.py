@@ -20,6 +20,8 @@ StarspecError
 └─ OurBug                   an invariant is broken: log it, fail the request, keep serving
 """
 
+RETRY_AFTER_S = 1.0  # where there is no capacity and nothing better is known; `policy/retry_after.py` has other times
+
 
 class StarspecError(Exception):
     """Base of every error that is raised on purpose. Its text is one sentence for the person who must act."""
@@ -63,7 +65,7 @@ class RequestTimedOut(StarspecError):
 class CapacityError(StarspecError):
     """No capacity now; try again after `retry_after_s` seconds."""
 
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, retry_after_s: float = RETRY_AFTER_S) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 

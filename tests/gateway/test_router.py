@@ -12,13 +12,14 @@ from structlog.testing import capture_logs
 
 from starspec.config import MIN_SERVING_LEASE_S, TargetConfig
 from starspec.errors import CapacityError, ConfigError, PeerLost, RequestError, StarspecError
-from starspec.gateway.generation import MAX_TARGETS, Generation
+from starspec.gateway.generation import Generation
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
-from starspec.gateway.routed_target import ASK_INTERVAL_S, PAUSE_S, SILENCE_S, UNREACHED_S, TargetHealth
+from starspec.gateway.routed_target import ASK_INTERVAL_S
 from starspec.gateway.router import Router
 from starspec.ids import RequestId
 from starspec.log_limit import LINES
-from starspec.policy.routing import QUIET_S
+from starspec.policy.routing import MAX_TARGETS, QUIET_S
+from starspec.policy.target_health import PAUSE_S, SILENCE_S, UNREACHED_S, TargetHealth
 from starspec.sampling.spec import SamplingSpec
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, EngineOutput, Refused, Rejected, RequestSpec
 

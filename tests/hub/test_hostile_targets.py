@@ -12,7 +12,7 @@ from synthetic_star import SyntheticStar
 from starspec.config import HubConfig
 from starspec.ids import Epoch, LinkId, Tag, TargetId
 from starspec.models.synthetic.spec import SyntheticSpec
-from starspec.policy.peer_limits import Allowance
+from starspec.policy.peer_limits import DRAFT_WORK, WORK_BURST, Allowance, share_of_work
 from starspec.sampling.spec import SamplingSpec
 from starspec.wire.messages import (
     Close,
@@ -26,7 +26,7 @@ from starspec.wire.messages import (
     Verdict,
 )
 from starspec.wire.transports.base import Arrival
-from starspec.wire.transports.hub_link import DRAFT_WORK, READ_BURST, WORK_BURST, WORK_PER_S
+from starspec.wire.transports.hub_link import READ_BURST
 
 HOSTILE = LinkId("hostile")
 HANDLE_S = 50e-6  # what a message costs the hub's thread
@@ -68,7 +68,7 @@ class StarUnderAttack(SyntheticStar):
     def __init__(self, attack: Attack | None, num_honest: int) -> None:
         super().__init__(num_honest, CONFIG, draft=DRAFT, target=TARGET, depth=4, num_rows=6)
         self._attack = None if attack is None else attack()
-        self._allowance = Allowance(WORK_PER_S / (num_honest + 1), WORK_BURST)
+        self._allowance = Allowance(share_of_work(num_honest + 1), WORK_BURST)
         self.num_sent = 0
         if attack is not None:
             self.hub.join(HOSTILE, TargetId("hostile"), TARGET.vocab)

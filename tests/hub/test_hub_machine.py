@@ -31,11 +31,11 @@ from hypothesis.stateful import (
 
 from starspec.cache.prefixes import PREFIX_BLOCK, PrefixNames
 from starspec.config import MAX_DRAFT_TOKENS, RunAhead, SampleMethod
-from starspec.hub.hub import FAILURE_PAUSE_S
-from starspec.hub.sequence import NUM_OUTCOMES
-from starspec.hub.targets import MIN_ROUNDS
 from starspec.ids import Epoch, LinkId, Tag, TargetId
+from starspec.policy.backoff import FAILURE_PAUSE_S
+from starspec.policy.capacity import MIN_ROUNDS
 from starspec.policy.draft_batch import TagKey
+from starspec.policy.run_ahead import NUM_OUTCOMES
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import DraftTree

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from starspec.integrations.vllm.rows import FORGET_AFTER_S, LONGEST_STEP_S, KnownRequest, RowBook
+from starspec.integrations.vllm.rows import KnownRequest, RowBook
+from starspec.policy.forgetting import FORGET_AFTER_S, LONGEST_STEP_S
 
 TOKENS = np.arange(100, dtype=np.int32)[None, :]
 

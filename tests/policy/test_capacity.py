@@ -15,8 +15,10 @@ from starspec.config import RunAhead
 from starspec.ids import LinkId, Tag
 from starspec.policy import capacity
 from starspec.policy.capacity import (
+    MIN_ROUNDS,
     Demand,
     DraftStepCost,
+    demand_of,
     expected,
     gains,
     losers,
@@ -47,6 +49,17 @@ demands = st.builds(
 )
 costs = st.builds(DraftStepCost, st.floats(1e-4, 1e-2), st.floats(0.0, 1e-2))
 widths = st.none() | st.integers(1, 8)
+
+
+def test_a_demand_is_known_after_some_rounds_with_verdicts() -> None:
+    assert demand_of(STARSD, MIN_ROUNDS - 1) is None
+    assert demand_of(replace(STARSD, return_s=0.0), MIN_ROUNDS) is None
+    assert demand_of(STARSD, MIN_ROUNDS) == STARSD
+
+
+def test_a_target_that_has_not_told_its_plain_speed_takes_a_round_trip_for_a_token() -> None:
+    known = demand_of(replace(STARSD, plain_tokens_per_s=0.0, num_sequences=0.0), MIN_ROUNDS)
+    assert known == replace(STARSD, plain_tokens_per_s=1.0 / STARSD.return_s, num_sequences=1.0)
 
 
 @pytest.mark.parametrize("num_targets", range(1, 17))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starspec.ids import LinkId, Tag
-from starspec.policy.draft_batch import DraftStepSnapshot, SequenceView, TagKey, choose_step
+from starspec.policy.draft_batch import DraftStepSnapshot, SequenceView, TagKey, choose_step, free_row
 
 CHUNK, BESIDE, WIDTH = 16, 12, 5
 
@@ -218,3 +218,9 @@ def test_a_prompt_is_prefilled_beside_other_targets_prompts_and_all_chains(
                 length = chains[request.view.key.tag - 10]
                 pausing.append((now + 1 + next(pause), Request(view(request.view.key.tag), length)))
     raise AssertionError("a prompt waits for ever")
+
+
+def test_a_sequence_takes_the_free_row_that_ends_where_it_continues_else_the_one_free_for_longest() -> None:
+    assert free_row({5: 7, 3: 4, 2: 4}, num_shared=4, longest_free=9) == 3
+    assert free_row({5: 7}, num_shared=4, longest_free=9) == 9
+    assert free_row({}, num_shared=0, longest_free=9) == 9

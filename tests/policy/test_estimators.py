@@ -134,3 +134,15 @@ def test_a_window_has_the_median_of_its_last_values(seen: list[float], size: int
 
 def test_a_window_of_nothing_knows_nothing() -> None:
     assert WindowMedian(5).value is None
+
+
+def test_a_window_forgets_what_is_too_old_when_it_is_measured_anew() -> None:
+    window = WindowMedian(5, 2, max_age_s=10.0)
+    window.add(1.0, 0.0)
+    window.add(3.0, 5.0)
+    assert (window.value, window.num_young(9.9), window.num_young(10.0)) == (2.0, 2, 1)
+    assert window.value == 2.0, "it is known until there are newer values"
+    window.add(9.0, 10.0)
+    assert window.value == 6.0
+    window.add(7.0, 30.0)
+    assert window.value is None

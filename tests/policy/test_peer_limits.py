@@ -5,7 +5,19 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.policy.peer_limits import MAX_OWED, UNIT_BYTES, Allowance, work_of
+from starspec.policy.peer_limits import (
+    FEATURES_SHARE,
+    MAX_BACKLOG,
+    MAX_OWED,
+    UNIT_BYTES,
+    WORK_PER_S,
+    Allowance,
+    has_caught_up,
+    share_of_work,
+    should_pause,
+    spared_by_features,
+    work_of,
+)
 
 
 @given(num_asked=st.lists(st.integers(0, 200), max_size=50))
@@ -45,3 +57,20 @@ def test_answers_that_never_came_do_not_add_up_for_ever() -> None:
 
 def test_a_long_frame_is_more_work() -> None:
     assert (work_of([]), work_of([b""]), work_of([b"", bytes(2 * UNIT_BYTES)])) == (0.0, 1.0, 4.0)
+
+
+def test_features_are_less_work_than_other_frames() -> None:
+    frame = bytes(64 * UNIT_BYTES)
+    assert work_of([frame]) - spared_by_features(len(frame)) == 1.0 + 64 * FEATURES_SHARE
+
+
+def test_targets_share_the_work_that_all_may_cause() -> None:
+    assert 5 * share_of_work(5) == WORK_PER_S
+
+
+def test_who_is_ahead_of_the_hub_or_of_its_allowance_is_not_read_until_it_is_well_behind() -> None:
+    assert should_pause(0, has_sent_too_much=True)
+    assert not should_pause(MAX_BACKLOG - 1, has_sent_too_much=False)
+    assert should_pause(MAX_BACKLOG, has_sent_too_much=False)
+    assert not has_caught_up(MAX_BACKLOG // 2), "else it would stop and go with each message"
+    assert has_caught_up(MAX_BACKLOG // 2 - 1)

@@ -7,8 +7,7 @@ from hub_toys import ToyStar, ToyTag
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.hub.targets import RATE_BURST_S
-from starspec.policy.peer_limits import Allowance
+from starspec.policy.peer_limits import RATE_BURST_S, rate_limit
 
 
 @given(
@@ -16,7 +15,7 @@ from starspec.policy.peer_limits import Allowance
     asks=st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(1, 64)), min_size=1, max_size=60),
 )
 def test_over_any_time_no_more_than_the_rate_a_burst_and_a_proposal(rate: float, asks: list[tuple[float, int]]) -> None:
-    limit, now, given_at = Allowance(rate, rate * RATE_BURST_S), 0.0, list[tuple[float, int]]()
+    limit, now, given_at = rate_limit(rate), 0.0, list[tuple[float, int]]()
     for pause_s, num_tokens in asks:
         now += pause_s
         if limit.has_units(now):
@@ -31,7 +30,7 @@ def test_over_any_time_no_more_than_the_rate_a_burst_and_a_proposal(rate: float,
 
 @given(rate=st.floats(0.5, 500.0), num_tokens=st.integers(1, 64))
 def test_who_has_had_its_rate_gets_more_in_time(rate: float, num_tokens: int) -> None:
-    limit = Allowance(rate, rate * RATE_BURST_S)
+    limit = rate_limit(rate)
     assert limit.has_units(5.0)
     limit.take(num_tokens, 5.0)
     assert limit.has_units(5.0 + num_tokens / rate + 0.01)

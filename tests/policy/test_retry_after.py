@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from starspec.policy.retry_after import LEAST_S, MAX_RECORDED, MOST_S, QueueTime
+from starspec.policy.retry_after import LEAST_S, MAX_RECORDED, MOST_S, QueueTime, whole_seconds
 
 
 def test_the_time_to_retry_is_the_queue_over_the_rate_of_answers() -> None:
@@ -27,3 +27,7 @@ def test_of_very_many_answers_the_last_ones_tell_the_rate() -> None:
         queue_time.note_finished(10.0 + number * 0.01)
     now = 10.0 + 2 * MAX_RECORDED * 0.01
     assert queue_time.seconds(1000, now) == pytest.approx(10.0, rel=0.01)
+
+
+def test_nobody_is_told_to_come_back_sooner_than_it_helps_or_at_once() -> None:
+    assert [whole_seconds(seconds) for seconds in (0.0, 0.2, 1.0, 1.1, 59.5)] == [1, 1, 1, 2, 60]

@@ -15,7 +15,8 @@ from test_run_ahead import proposed
 from starspec.config import AheadMode
 from starspec.ids import LinkId, TargetId
 from starspec.policy.draft_batch import TagKey
-from starspec.policy.run_ahead import MARGIN, MAX_PATIENCE, NUM_ROUNDS, NUM_SKIPPED, AheadChoice
+from starspec.policy.run_ahead import MARGIN, MAX_PATIENCE, NUM_OUTCOMES, NUM_ROUNDS, NUM_SKIPPED, AheadChoice
+from starspec.speculation.budget import DraftBudget, TopKSpec
 from starspec.wire.messages import Proposal
 
 TRIAL = NUM_ROUNDS + NUM_SKIPPED
@@ -29,6 +30,15 @@ def live(choice: AheadChoice, seconds: dict[AheadMode, float], num_rounds: int, 
         modes.append(choice.mode)
         choice.add_round(3.0, seconds[choice.mode] * (1.0 + noise * rng.uniform(-1.0, 1.0)))
     return modes
+
+
+def test_only_outcomes_that_are_not_drawn_are_prepared_for_with_more_draft_tokens_per_node() -> None:
+    budget, wide = DraftBudget(4, 4, top_k=2), DraftBudget(4, 4, top_k=NUM_OUTCOMES + 1)
+    for mode in MODES:
+        assert AheadChoice(mode).top_k_spec(budget, is_drawn=True) == budget.top_k_spec
+        asked = AheadChoice(mode).top_k_spec(budget, is_drawn=False)
+        assert asked == (TopKSpec(NUM_OUTCOMES) if mode == "outcomes" else budget.top_k_spec)
+        assert AheadChoice(mode).top_k_spec(wide, is_drawn=False).top_k == NUM_OUTCOMES + 1
 
 
 @pytest.mark.parametrize("mode", MODES)

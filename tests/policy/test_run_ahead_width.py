@@ -17,7 +17,7 @@ from synthetic_star import SyntheticStar
 
 from starspec.models.runner import ForwardOutput, Segment
 from starspec.models.synthetic import runner as synthetic
-from starspec.policy.run_ahead_width import MAX_RATIO, MIN_STEPS, NUM_ENOUGH, REVIEW_STEPS, SIZES, AheadWidth
+from starspec.policy.run_ahead_width import MAX_RATIO, MIN_STEPS, NUM_ENOUGH, REVIEW_STEPS, SIZES, AheadWidth, share
 
 NUM_TO_LEARN = len(SIZES) * MIN_STEPS
 FIXED = 12  # nodes of each draft step, whatever they cost
@@ -51,6 +51,14 @@ def test_a_draft_step_is_within_its_bound_whoever_shares_it(row_cost: float, num
     ((chosen, _),) = Counter(run_ahead(width, cost, 2 * REVIEW_STEPS, num_sequences)).most_common(1)
     assert cost(chosen) <= MAX_RATIO * cost(num_sequences if chosen >= num_sequences else 1) + 1e-9
     assert chosen <= max(NUM_ENOUGH, num_sequences)
+
+
+@given(st.integers(0, 64), st.integers(1, 40))
+def test_nodes_are_shared_as_equally_as_can_be_and_none_is_left(num_nodes: int, num_sequences: int) -> None:
+    shares = [share(num_nodes, num_sequences, num_served) for num_served in range(num_sequences)]
+    assert sum(shares) == num_nodes
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] - shares[-1] <= 1
 
 
 def test_sizes_that_are_too_dear_are_not_tried_on_the_way() -> None:

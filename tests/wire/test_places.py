@@ -7,9 +7,9 @@ from structlog.testing import capture_logs
 
 from starspec.ids import TargetId
 from starspec.log_limit import LINES
+from starspec.policy import newcomers
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import PROTOCOL_VERSION, Goodbye, Hello, HubToTarget, Ping, Refused, Welcome
-from starspec.wire.transports import public_port
 
 pytestmark = pytest.mark.system
 
@@ -59,7 +59,7 @@ def test_targets_that_come_and_go_do_not_fill_the_log(star) -> None:
 
 
 def test_an_idle_target_gives_its_place_to_a_newcomer(star, monkeypatch) -> None:
-    monkeypatch.setattr(public_port, "IDLE_S", 0.2)
+    monkeypatch.setattr(newcomers, "IDLE_S", 0.2)
     hub = star.hub(max_targets=1)
     idle = star.connected(hub.endpoint, "idle")
     newcomer = star.target(hub.endpoint, "newcomer")

@@ -16,6 +16,8 @@ from structlog.testing import capture_logs
 
 from starspec.errors import ConfigError, OurBug
 from starspec.ids import Epoch, LinkId, Tag, TargetId
+from starspec.policy import peer_limits
+from starspec.policy.reconnecting import HINT_S, START_S
 from starspec.stats import HubStats, HubTargetStats
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
 from starspec.wire.messages import (
@@ -40,7 +42,7 @@ from starspec.wire.transports import hub_io, hub_link, sockets
 from starspec.wire.transports.base import HubTransportStats, Joined, Left
 from starspec.wire.transports.hub_io import HubQueues, Outgoing
 from starspec.wire.transports.zmq_hub import ZmqHub
-from starspec.wire.transports.zmq_target import HINT_S, START_S, ZmqTarget
+from starspec.wire.transports.zmq_target import ZmqTarget
 
 PATIENCE_S = 20.0
 
@@ -365,7 +367,7 @@ def test_what_is_for_a_target_that_left_is_dropped_and_counted(star) -> None:
 
 
 def test_a_target_that_floods_is_slowed_and_the_others_are_not(star, monkeypatch) -> None:
-    monkeypatch.setattr(hub_io, "MAX_BACKLOG", 100)
+    monkeypatch.setattr(peer_limits, "MAX_BACKLOG", 100)
     terms = Welcome(PROTOCOL_VERSION, LinkId(""), 0, "d", 16, 10.0)
     hub = ZmqHub("127.0.0.1", 0, lambda hello, num: terms, lambda: None)
     try:
@@ -388,7 +390,7 @@ def test_a_target_that_floods_is_slowed_and_the_others_are_not(star, monkeypatch
 
 
 def test_a_target_that_flooded_and_went_leaves_all_the_same(star, monkeypatch) -> None:
-    monkeypatch.setattr(hub_io, "MAX_BACKLOG", 100)
+    monkeypatch.setattr(peer_limits, "MAX_BACKLOG", 100)
     terms = Welcome(PROTOCOL_VERSION, LinkId(""), 0, "d", 16, 10.0)
     full = Refused("full", "one is enough", 0.1)
     hub = ZmqHub("127.0.0.1", 0, lambda hello, num: full if num else terms, lambda: None)

@@ -32,7 +32,7 @@ from starspec.log_limit import LogLimit
 from starspec.policy.deadline import NoStallDeadline
 from starspec.policy.hub_account import HubAccount
 from starspec.policy.length.snapshot import LengthPolicy
-from starspec.policy.plain_speed import PlainSpeed
+from starspec.policy.plain_speed import PlainSpeed, is_plain_round_due
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.stats import HubState, TargetStats
@@ -224,9 +224,14 @@ class RemoteDrafts:
     def _is_plain_round_due(self) -> bool:
         """Whether the next round should have no drafts, to measure the plain speed, if the hub or the account asks."""
         welcome = self._transport.welcome
-        is_wanted = welcome is not None and welcome.is_plain_speed_wanted
-        is_wanted |= self._account is not None and self._account.is_doubtful
-        return is_wanted and not self._hub.is_lost and self._plain_speed.is_due(self._num_in_round, self._clock())
+        return is_plain_round_due(
+            self._plain_speed,
+            self._num_in_round,
+            self._clock(),
+            is_wanted=welcome is not None and welcome.is_plain_speed_wanted,
+            is_doubtful=self._account is not None and self._account.is_doubtful,
+            is_hub_lost=self._hub.is_lost,
+        )
 
     # ---------------------------------------------------------------- messages from the hub
 

@@ -48,6 +48,7 @@ from starspec.gateway.token_text import TokenText
 from starspec.gateway.translate import Translator
 from starspec.gateway.unsupported import refuse_unsupported
 from starspec.observe.metrics import StatusSnapshot
+from starspec.policy.retry_after import NO_TARGET_S
 from starspec.quoting import quoted
 
 
@@ -194,7 +195,7 @@ class Routes:
         """Raises: CapacityError if no target is connected, because the context is not known then."""
         length = self._services.router.max_model_len
         if length is None:
-            raise CapacityError("no target is connected that could take this request")
+            raise CapacityError("no target is connected that could take this request", NO_TARGET_S)
         return length
 
     def _card(self) -> dict[str, Any]:

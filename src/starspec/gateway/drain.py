@@ -11,10 +11,11 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from starspec.gateway.http_errors import HttpError
+from starspec.policy.retry_after import STOPPING_S
 
 UNDRAINED_PATHS: Final = frozenset({"/metrics"})  # the last scrape should count the last answers
-REFUSAL: Final = HttpError(503, "the gateway is shutting down and takes no new requests", retry_after_s=1.0)
-CANCELLED: Final = HttpError(503, "the gateway was shut down before the answer was finished", retry_after_s=1.0)
+REFUSAL: Final = HttpError(503, "the gateway is shutting down and takes no new requests", retry_after_s=STOPPING_S)
+CANCELLED: Final = HttpError(503, "the gateway was shut down before the answer was finished", retry_after_s=STOPPING_S)
 
 
 class Drain:

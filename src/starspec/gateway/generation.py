@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import structlog
 
-from starspec.errors import CapacityError, PeerLost, RequestError, StarspecError
+from starspec.errors import RequestError, StarspecError
 from starspec.gateway.background import Pace
 from starspec.gateway.generation_request import GenerationRequest
 from starspec.gateway.routed_target import RoutedTarget, num_positions
 from starspec.gateway.router import Router
 from starspec.ids import RequestId
+from starspec.policy.routing import may_move
 from starspec.wire.messages import EngineOutput
-
-MAX_TARGETS: Final = 3  # that one answer is sent to, in turn: a request that ends its targets shall not end them all
 
 log = structlog.get_logger()
 
@@ -128,8 +127,7 @@ class Generation:
     def _is_moved(self, choice: int, error: StarspecError) -> bool:
         """Send the answer to another target if that helps. Returns: whether it did."""
         is_seen = self._request.options.is_stream and choice in self._begun
-        is_spent = self._num_targets[choice] >= MAX_TARGETS
-        if is_seen or is_spent or self._is_over or not isinstance(error, PeerLost | CapacityError):
+        if self._is_over or not may_move(error, self._num_targets[choice], is_seen=is_seen):
             return False
         lost, request_id = self._placed[choice]
         try:

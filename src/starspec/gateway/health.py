@@ -12,8 +12,9 @@ from starspec.gateway.http_errors import HttpError
 from starspec.gateway.hub_status import HubStatusPoller
 from starspec.gateway.routed_target import RoutedTarget
 from starspec.gateway.router import Router
+from starspec.policy.retry_after import NO_TARGET_S
 
-NOT_READY: Final = HttpError(503, "no target can answer", retry_after_s=1.0)
+NOT_READY: Final = HttpError(503, "no target can answer", retry_after_s=NO_TARGET_S)
 
 
 class HealthRoutes:
@@ -29,7 +30,7 @@ class HealthRoutes:
         if self._router.is_ready:
             return JSONResponse(report)
         error = json.loads(NOT_READY.body())
-        return JSONResponse(error | report, NOT_READY.status, {"Retry-After": "1"})
+        return JSONResponse(error | report, NOT_READY.status, NOT_READY.headers())
 
     async def ready(self) -> Response:
         """Whether a request would find a target."""
@@ -42,7 +43,7 @@ class HealthRoutes:
     def check_ready(self) -> None:
         """Raises: CapacityError while no target can answer."""
         if not self._router.is_ready:
-            raise CapacityError(NOT_READY.message)
+            raise CapacityError(NOT_READY.message, NO_TARGET_S)
 
     def _report(self) -> dict[str, Any]:
         targets = [_target_report(routed) for routed in self._router.targets]

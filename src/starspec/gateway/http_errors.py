@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -14,11 +13,11 @@ from starlette.responses import Response
 
 from starspec.errors import CapacityError, LinkError, RequestError, RequestTimedOut
 from starspec.log_limit import LogLimit
+from starspec.policy.retry_after import LOST_S, whole_seconds
 from starspec.quoting import shortened
 
 CLIENT_LEFT: Final = 499  # no client sees it; it makes disconnects visible in the counters
 MAX_MESSAGE: Final = 1000  # characters of an error in all
-RETRY_AFTER_LOST_S: Final = 1.0  # a supervisor restarts a target within seconds
 TYPES: Final = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -53,13 +52,17 @@ class HttpError:
         error = {"message": shortened(self.message, MAX_MESSAGE), "type": kind, "param": param, "code": self.status}
         return json.dumps({"error": error}).encode("ascii")
 
-    def response(self) -> Response:
+    def headers(self) -> dict[str, str]:
+        """The headers of the response that say what to do."""
         headers = {}
         if self.retry_after_s is not None:
-            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+            headers["Retry-After"] = str(whole_seconds(self.retry_after_s))
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return Response(self.body(), self.status, headers, media_type="application/json")
+        return headers
+
+    def response(self) -> Response:
+        return Response(self.body(), self.status, self.headers(), media_type="application/json")
 
 
 def http_error_of(error: Exception, queue_s: float = 0.0) -> HttpError:
@@ -78,7 +81,7 @@ def http_error_of(error: Exception, queue_s: float = 0.0) -> HttpError:
         case CapacityError():
             return HttpError(503, str(error), None, max(error.retry_after_s, queue_s))
         case LinkError():
-            return HttpError(503, str(error), None, RETRY_AFTER_LOST_S)
+            return HttpError(503, str(error), None, LOST_S)
         case RequestTimedOut():
             return HttpError(504, str(error))
         case HTTPException():

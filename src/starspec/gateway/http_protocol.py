@@ -25,12 +25,13 @@ from starspec.audit import AuditLog
 from starspec.gateway.http_errors import HttpError
 from starspec.gateway.metrics import REFUSED_AS
 from starspec.log_limit import LogLimit
+from starspec.policy.newcomers import longest_idle
+from starspec.policy.retry_after import NO_CONNECTION_S
 
 PIECE_BYTES: Final = 4 * 1024  # parsed at once; at worst 700 chunks of one byte, or a quarter of the longest head
 MAX_HEAD_BYTES: Final = 16 * 1024
 MAX_EARLY_BYTES: Final = 64 * 1024  # of next requests, while an answer is generated
 LINGER_S: Final = 1.0  # between an error and the close: a close at once, with bytes unread, would destroy the error
-RETRY_FULL_S: Final = 1.0  # connections come and go quickly
 
 log = structlog.get_logger()
 
@@ -57,7 +58,7 @@ class ConnectionTable:
         self._audit = audit or AuditLog.off()
         self._address_of: dict[GatewayProtocol, str] = {}
         self._num_at: Counter[str] = Counter()
-        self._idle: dict[GatewayProtocol, None] = {}  # the one idle for longest is the first
+        self._idle: dict[GatewayProtocol, str] = {}  # their addresses; the one idle for longest is the first
 
     def __len__(self) -> int:
         return len(self._address_of)
@@ -75,7 +76,7 @@ class ConnectionTable:
             return False
         self._address_of[connection] = address
         self._num_at[address] += 1
-        self._idle[connection] = None
+        self._idle[connection] = address
         self._audit.note("client_connected", client=address)
         return True
 
@@ -93,19 +94,19 @@ class ConnectionTable:
         if not is_idle:
             self._idle.pop(connection, None)
         elif connection in self._address_of:
-            self._idle.setdefault(connection)
+            self._idle.setdefault(connection, self._address_of[connection])
 
     def end_an_idle_one(self, address: str | None = None) -> bool:
         """End the connection that has been idle for longest, of one address or of all.
 
         Returns: whether there was one.
         """
-        for connection in self._idle:
-            if address is None or self._address_of[connection] == address:
-                self.release(connection)
-                connection.abort()
-                return True
-        return False
+        connection = longest_idle(self._idle, address)
+        if connection is None:
+            return False
+        self.release(connection)
+        connection.abort()
+        return True
 
     def _log_refusal(self, why: str, address: str, most: int) -> None:
         self._log_limit.log(log.warning, "a connection was refused", kind=why, why=why, client=address, most=most)
@@ -153,7 +154,7 @@ class GatewayProtocol(H11Protocol):
         if self._table.admit(self, self.client[0] if self.client else ""):
             self._follow()
         else:
-            self.refuse(HttpError(503, "the gateway has no connection left: try again", retry_after_s=RETRY_FULL_S))
+            self.refuse(HttpError(503, "the gateway has no connection left: try again", retry_after_s=NO_CONNECTION_S))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.release(self)

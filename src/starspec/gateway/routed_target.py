@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,16 @@ from starspec.errors import CapacityError, LocalProtocolError, OurBug, PeerLost,
 from starspec.gateway.background import Pace
 from starspec.ids import RequestId, TargetId
 from starspec.log_limit import LogLimit
+from starspec.policy.retry_after import LEAST_S
 from starspec.policy.routing import TargetSnapshot
+from starspec.policy.target_health import (
+    SILENCE_S,
+    UNREACHED_S,
+    TargetHealth,
+    TargetVitals,
+    Trouble,
+    leaves_silent_target,
+)
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -32,28 +40,11 @@ from starspec.wire.messages import (
 )
 
 ASK_INTERVAL_S: Final = 0.5  # between two Asks for a target's status; each also renews the lease
-SILENCE_S: Final = 30.0  # a connected target that sends nothing for so long hangs; one step may take seconds
-UNREACHED_S: Final = 60.0  # log a warning if there was no connection for so long: a target listens before it loads
-PAUSE_S: Final = 8.0  # if this process was suspended for longer, targets may have ended its leases
 
 log = structlog.get_logger()
 
 Sink = Callable[[EngineOutput | StarspecError], None]
 """Receives the outputs of one request. Nothing follows an error or an output with a finish reason."""
-
-
-class TargetHealth(enum.StrEnum):
-    """A target as this gateway sees it. Only a READY one gets requests.
-
-    UNREACHABLE ──> STARTING ──> READY <──> SILENT, STOPPING; the end of the connection leads back to UNREACHABLE
-    """
-
-    UNREACHABLE = "unreachable"  # no connection
-    STARTING = "starting"  # it listens, and loads its model
-    REFUSING = "refusing"  # it is of another release
-    READY = "ready"
-    SILENT = "silent"  # suspended, hung or out of reach
-    STOPPING = "stopping"  # it ends the requests that it has
 
 
 class ServingLink(Protocol):
@@ -112,10 +103,7 @@ class RoutedTarget:
         self._log_limit = LogLimit(clock)  # a target can cause every line here at will
         self._open: dict[RequestId, _OpenRequest] = {}
         self._num_others = 0  # requests of other gateways at the target
-        self._heard_s = clock()
-        self._asked_s = clock()
-        self._is_stuck = False  # it said nothing for SILENCE_S, and has said nothing since
-        self._is_missed = False  # logged that it cannot be reached
+        self._vitals = TargetVitals(clock())
         self._refusal = ""  # the last reason for a refusal that was logged
         self._noted_state, self._state_since_s = TargetHealth.UNREACHABLE, clock()
         self.status: TargetStatus | None = None
@@ -128,13 +116,13 @@ class RoutedTarget:
 
     @property
     def state(self) -> TargetHealth:
-        if not self._link.is_connected:
-            return TargetHealth.UNREACHABLE
-        if not self._link.is_answering or self._is_stuck:
-            return TargetHealth.SILENT
-        if self.status is None:
-            return TargetHealth.REFUSING if self._refusal else TargetHealth.STARTING
-        return TargetHealth.STOPPING if self.status.is_stopping else TargetHealth.READY
+        return self._vitals.health(
+            is_connected=self._link.is_connected,
+            is_answering=self._link.is_answering,
+            is_refusing=bool(self._refusal),
+            is_known=self.status is not None,
+            is_stopping=self.status is not None and self.status.is_stopping,
+        )
 
     @property
     def state_s(self) -> float:
@@ -150,7 +138,7 @@ class RoutedTarget:
     def snapshot(self) -> TargetSnapshot:
         """What the choice of a target needs to know about it now."""
         max_model_len = self.status.max_model_len if self.can_answer and self.status is not None else 0
-        return TargetSnapshot(max_model_len, self._clock() - self._heard_s, self.load, self.last_assigned)
+        return TargetSnapshot(max_model_len, self._vitals.silence_s(self._clock()), self.load, self.last_assigned)
 
     @property
     def is_live(self) -> bool:
@@ -186,8 +174,12 @@ class RoutedTarget:
         Args:
             can_move: whether another target takes a request of that many positions.
         """
-        waiting = {key: each for key, each in self._open.items() if not each.has_begun and can_move(each.num_positions)}
-        for request_id, each in waiting.items():
+        leaving = {
+            request_id: each
+            for request_id, each in self._open.items()
+            if leaves_silent_target(each.num_positions, has_begun=each.has_begun, can_move=can_move)
+        }
+        for request_id, each in leaving.items():
             self.abort(request_id)
             each.sink(PeerLost(f"the target at {self.endpoint} does not answer"))
 
@@ -199,10 +191,11 @@ class RoutedTarget:
             try:
                 message = await self._link.receive()
             except PeerLost as error:
-                self._is_stuck, self._refusal = False, ""  # of the old connection
+                self._vitals.note_break()
+                self._refusal = ""  # of the old connection
                 self._lose(str(error))
             else:
-                self._heard_s = self._clock()
+                self._vitals.hear(self._clock())
                 self._handle(message)
 
     async def ask(self) -> None:
@@ -214,18 +207,18 @@ class RoutedTarget:
 
     def check(self) -> None:
         """Fail the open requests if the target was silent, or this process suspended, for too long."""
-        now = self._clock()
         self._note_state()
-        if now - self._asked_s > PAUSE_S:
-            self._lose("the gateway was suspended for so long that targets may have aborted its requests")
-        elif self.state is TargetHealth.UNREACHABLE and not self._is_missed and self.state_s > UNREACHED_S:
-            self._is_missed = True
-            why = f"a target could not be reached for {UNREACHED_S:.0f} s: is it started, and are the keys the same?"
-            log.warning(why, endpoint=self.endpoint)
-        elif self.status is not None and now - self._heard_s > SILENCE_S:
-            self._is_stuck = True
-            self._lose(f"target {self.status.target_id} has sent nothing for {SILENCE_S:.0f} s")
-        self._asked_s = now
+        unreachable_s = self.state_s if self.state is TargetHealth.UNREACHABLE else 0.0
+        match self._vitals.look(self._clock(), unreachable_s=unreachable_s, is_known=self.status is not None):
+            case Trouble.SUSPENDED:
+                self._lose("the gateway was suspended for so long that targets may have aborted its requests")
+            case Trouble.UNREACHED:
+                why = (
+                    f"a target could not be reached for {UNREACHED_S:.0f} s: is it started, and are the keys the same?"
+                )
+                log.warning(why, endpoint=self.endpoint)
+            case Trouble.STUCK:
+                self._lose(f"target {self.name} has sent nothing for {SILENCE_S:.0f} s")
 
     def close(self) -> None:
         """Abort the open requests and close the link."""
@@ -236,7 +229,8 @@ class RoutedTarget:
     def _handle(self, message: TargetToGateway) -> None:
         match message:
             case TargetStatus():
-                self._is_missed, self._is_stuck, self._refusal = False, False, ""
+                self._vitals.note_status()
+                self._refusal = ""
                 if self.status is None:
                     self._log(log.info, "target connected", target=message.target_id)
                     self._audit.note("target_connected", target=message.target_id, endpoint=self.endpoint)
@@ -290,7 +284,7 @@ class RoutedTarget:
 def _refusal(rejected: Rejected) -> StarspecError:
     is_capacity = rejected.status == 429 or rejected.status >= 500
     if is_capacity:
-        return CapacityError(rejected.message, rejected.retry_after_s or 1.0)
+        return CapacityError(rejected.message, rejected.retry_after_s or LEAST_S)
     return RequestError(rejected.message, rejected.param, rejected.status)
 
 

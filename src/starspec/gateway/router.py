@@ -20,10 +20,12 @@ import msgspec
 from starspec.audit import AuditLog
 from starspec.errors import CapacityError
 from starspec.gateway.background import run_forever
-from starspec.gateway.routed_target import RoutedTarget, ServingLink, TargetHealth
+from starspec.gateway.routed_target import RoutedTarget, ServingLink
 from starspec.ids import TargetId
 from starspec.log_limit import LogLimit
+from starspec.policy.retry_after import NO_TARGET_S
 from starspec.policy.routing import pick
+from starspec.policy.target_health import TargetHealth
 from starspec.wire.messages import TargetStatus
 
 RELIEF_INTERVAL_S: Final = 0.25  # between two looks for silent targets, whose waiting requests go elsewhere
@@ -96,7 +98,7 @@ class Router:
         others = [each for each in self.targets if each is not but_not]
         index = pick([each.snapshot() for each in others], num_positions)
         if index is None:
-            raise CapacityError("no target is connected that could take this request")
+            raise CapacityError("no target is connected that could take this request", NO_TARGET_S)
         routed = others[index]
         self._num_assigned += 1
         routed.last_assigned = self._num_assigned

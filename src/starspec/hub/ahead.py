@@ -9,7 +9,7 @@ from starspec.hub.drafter import Drafter, StepInput
 from starspec.hub.sequence import DraftSequence
 from starspec.ids import LinkId
 from starspec.policy.draft_batch import TagKey
-from starspec.policy.run_ahead_width import AheadWidth
+from starspec.policy.run_ahead_width import AheadWidth, share
 from starspec.wire.messages import Close, Open, TargetToHub, Verdict
 
 
@@ -109,13 +109,14 @@ class AheadSteps:
     def _choose(self) -> list[StepInput]:
         """Share the nodes of one draft step among the sequences. Effects: those with nodes move to the back."""
         inputs: list[StepInput] = []
-        num_each, num_more = divmod(self._width.choose(len(self._preparing)), len(self._preparing))
-        for key, sequence in list(self._preparing.items()):
-            share = num_each + (len(inputs) < num_more)
-            if not share:
+        preparing = list(self._preparing.items())
+        num_nodes = self._width.choose(len(preparing))
+        for key, sequence in preparing:
+            most = share(num_nodes, len(preparing), len(inputs))
+            if not most:
                 break
             del self._preparing[key]
-            nodes = sequence.to_prepare(min(share, self._drafter.num_preparable(sequence)))
+            nodes = sequence.to_prepare(min(most, self._drafter.num_preparable(sequence)))
             if nodes:
                 inputs.append(StepInput(sequence, len(nodes), nodes))
                 self._preparing[key] = sequence

@@ -29,6 +29,7 @@ from starspec.hub.scheduler import DraftScheduler
 from starspec.hub.sequence import DraftSequence
 from starspec.hub.targets import ConnectedTargets
 from starspec.ids import LinkId, Tag, TargetId
+from starspec.policy.backoff import DraftPause
 from starspec.policy.draft_batch import TagKey
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import HubStats
@@ -48,9 +49,6 @@ from starspec.wire.messages import (
     Verdict,
 )
 from starspec.wire.session import TagSession
-
-RETRY_S = 1.0  # a tag for which there is no room may be opened again after this
-FAILURE_PAUSE_S = 1.0  # tags are declined for so long after a failed draft step, in case the drafter always fails
 
 Reply = tuple[LinkId, HubToTarget]
 
@@ -92,7 +90,7 @@ class DraftHub:
         self._recorder = StatsRecorder(self.stats, clock(), trace)
         self._proposals = ProposalMaker(drafter, self._buffer, self._links, self.stats, self._recorder, clock)
         self._outbox: list[Reply] = []
-        self._paused_until_s = float("-inf")
+        self._pause = DraftPause()
 
     # ---- links
 
@@ -184,7 +182,7 @@ class DraftHub:
             self._proposals.count_hit(sequence, opened.budget)
             return
         self._drop(key)
-        if not is_admitted or now < self._paused_until_s or not self._make_place(key.link_id, now):
+        if not is_admitted or self._pause.is_pausing(now) or not self._make_place(key.link_id, now):
             self._decline(key, now)
             return
         link = self._links[key.link_id]
@@ -287,9 +285,9 @@ class DraftHub:
     def abandon_step(self, now: float) -> None:
         """After `step` raised: drop the sequences of that draft step, and ask their targets to open them again.
 
-        Effects: for FAILURE_PAUSE_S, tags are answered with empty proposals.
+        Effects: for a while, tags are answered with empty proposals.
         """
-        self._paused_until_s = now + FAILURE_PAUSE_S
+        self._pause.note_failed_step(now)
         for sequence in self._proposals.end_step():
             self.fail_tag(sequence.key.link_id, sequence.key.tag, now)
 
@@ -309,7 +307,7 @@ class DraftHub:
         self._drop(key)
         self.stats.num_declined += 1
         if session.wanted.num_draft_tokens:
-            retry_after_s = max(RETRY_S, self._paused_until_s - now)
+            retry_after_s = self._pause.retry_after_s(now)
             declined = Proposal(session.tag, session.epoch, session.prefix_len, [], retry_after_s=retry_after_s)
             self._reply(key.link_id, session.send(declined))
         session.lose()

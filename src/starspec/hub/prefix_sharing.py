@@ -10,6 +10,7 @@ from starspec.config import PrefixScope
 from starspec.errors import OurBug
 from starspec.hub.sequence import DraftSequence
 from starspec.ids import LinkId
+from starspec.policy.draft_batch import free_row
 
 
 class PrefixSharing:
@@ -72,16 +73,15 @@ class PrefixSharing:
         return self._index.num_held(sequence.committed.prefix_names, sequence.committed.num_prefix_blocks)
 
     def _row_for(self, sequence: DraftSequence, names: Sequence[PrefixName]) -> int | None:
-        """The free row that ends where the sequence continues; else the row that has been free for longest.
+        """The row that `policy/draft_batch.py` chooses. Raises: NoFreeRow.
 
         None if nothing is shared: then any row will do, as the content of free rows is of no use.
         """
         if not sequence.can_share:
             return None
-        for row in self._index.rows(names[-1]) if names else ():
-            if not self._cache.rows.is_leased(row) and len(self._index.names(row)) == len(names):
-                return row
-        return self._cache.rows.longest_free
+        rows, holders = self._cache.rows, self._index.rows(names[-1]) if names else ()
+        num_held = {row: len(self._index.names(row)) for row in holders if not rows.is_leased(row)}
+        return free_row(num_held, len(names), rows.longest_free)
 
     def _take_over(self, row: int, names: Sequence[PrefixName]) -> None:
         """Effects: slots and length of the row, the index."""

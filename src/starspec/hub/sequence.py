@@ -16,12 +16,10 @@ from starspec.hub.round import DraftRound, EarlyProposal, MadeProposal, SkippedR
 from starspec.hub.tree_nodes import Children, Survivors
 from starspec.policy.draft_batch import TagKey
 from starspec.policy.run_ahead import AheadChoice
-from starspec.speculation.budget import NO_DRAFT, DraftBudget, TopKSpec
+from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.tree import DraftTree
 from starspec.wire.messages import Open, Proposal, Verdict
 from starspec.wire.session import TagSession, TagState
-
-NUM_OUTCOMES = 4  # draft tokens per node where outcomes are prepared: a fifth would prepare for few more verdicts
 
 
 class DraftSequence:
@@ -147,12 +145,6 @@ class DraftSequence:
             return []
         return self.tree.to_prepare(proposal.budget, proposal.nodes, num_nodes)
 
-    def _spec_for(self, budget: DraftBudget) -> TopKSpec:
-        """The budget's top k, or a larger one to prepare outcomes. Drawn children always follow the budget."""
-        if self.round.ahead_choice.mode != "outcomes" or self.is_drawn:
-            return budget.top_k_spec
-        return TopKSpec(max(budget.top_k, NUM_OUTCOMES))
-
     # ---- the proposal that is owed
 
     @property
@@ -184,7 +176,7 @@ class DraftSequence:
         self.round.ask(fitting if budget.num_draft_tokens else None, now, is_urgent=is_urgent)
         request = self.round.request
         if request is not None:
-            self.top_k_spec = self._spec_for(fitting)
+            self.top_k_spec = self.round.ahead_choice.top_k_spec(fitting, is_drawn=self.is_drawn)
             if skipped is not None and not self.is_asked_otherwise:
                 request.keep_steps(skipped, self.num_known)
         self.is_rate_limited, self._is_exhausted, self.last_used_s = is_rate_limited, False, now

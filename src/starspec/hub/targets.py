@@ -15,10 +15,10 @@ from starspec.hub.round import MadeProposal, SkippedRequest, VerifiedProposal
 from starspec.hub.sequence import DraftSequence
 from starspec.ids import LinkId, Tag, TargetId
 from starspec.policy.admission import PAUSE_S, REVIEW_S, AdmissionControl, Load, count_max
-from starspec.policy.capacity import Demand, num_full, typical
+from starspec.policy.capacity import Demand, demand_of, num_full, typical
 from starspec.policy.draft_batch import TagKey
 from starspec.policy.fairness import HeldTag, tag_to_drop, target_to_take_from
-from starspec.policy.peer_limits import Allowance
+from starspec.policy.peer_limits import Allowance, rate_limit
 from starspec.policy.run_ahead import AheadChoice
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import HubStats, HubTargetStats, Mean
@@ -26,8 +26,6 @@ from starspec.tracing import Tracer
 from starspec.wire.session import Role, TagSession
 
 MAX_PAST_TAGS = 1024
-RATE_BURST_S = 1.0  # a target with a rate limit may save up the draft tokens of so many seconds
-MIN_ROUNDS = 5  # a target's demand is not known before
 
 
 class TargetState:
@@ -131,20 +129,16 @@ class TargetState:
         return return_time.value if return_time.count else None
 
     def demand(self) -> Demand | None:
-        """What this target asks of the hub; None if too little is known.
-
-        If a target has not reported its plain speed, one token is assumed to take it Z seconds.
-        """
+        """What this target asks of the hub; None if too little is known."""
         return_time = self.stats.return_time
-        if min(return_time.count, self._steps.count) < MIN_ROUNDS or not return_time.value:
-            return None
-        return Demand(
-            num_sequences=max(1.0, self._sequences.value),
+        measured = Demand(
+            num_sequences=self._sequences.value,
             num_steps=self._steps.value,
             return_s=return_time.value,
             num_tokens=self._tokens.value,
-            plain_tokens_per_s=self.plain_tokens_per_s or 1.0 / return_time.value,
+            plain_tokens_per_s=self.plain_tokens_per_s,
         )
+        return demand_of(measured, min(return_time.count, self._steps.count))
 
     def session(self, tag: Tag) -> TagSession:
         """The protocol state of a tag without a sequence; a new one, kept from now on, if the tag is unknown."""
@@ -197,9 +191,7 @@ class ConnectedTargets:
     ) -> None:
         self._config = config
         # one for each name, not for each link: a target cannot raise its limit by connecting again
-        self._rate_limits = {
-            TargetId(name): Allowance(rate, rate * RATE_BURST_S) for name, rate in config.rate_limits.items()
-        }
+        self._rate_limits = {TargetId(name): rate_limit(rate) for name, rate in config.rate_limits.items()}
         self._links: dict[LinkId, TargetState] = {}
         self._admission = None if config.admission == "off" else AdmissionControl(config.admission)
         self._sequences = sequences

@@ -1,1 +1,1 @@
-"""Decisions that need no I/O, in plain Python: no sockets, no devices, no clock of their own."""
+"""Every decision, in plain Python: no I/O, no sockets, no devices, no clock of its own. `now` is passed in."""

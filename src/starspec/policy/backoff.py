@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Final
+
+RETRY_S: Final = 1.0  # a tag that the hub has declined may be opened again after this
+FAILURE_PAUSE_S: Final = (
+    1.0  # tags are declined for so long after a failed draft step, in case the drafter always fails
+)
 
 
 class Backoff:
@@ -35,3 +41,22 @@ class Backoff:
             return 0.0
         pause_s, self._next_s = self._next_s, min(2.0 * self._next_s, self._longest_s)
         return pause_s
+
+
+class DraftPause:
+    """After a failed draft step, a hub declines tags for a while, and tells their targets when to ask again."""
+
+    def __init__(self) -> None:
+        self._until_s = -inf
+
+    def note_failed_step(self, now: float) -> None:
+        """A draft step has failed."""
+        self._until_s = now + FAILURE_PAUSE_S
+
+    def is_pausing(self, now: float) -> bool:
+        """Whether to open no tags."""
+        return now < self._until_s
+
+    def retry_after_s(self, now: float) -> float:
+        """When a target whose tag is declined may ask again, whether or not there is a pause."""
+        return max(RETRY_S, self._until_s - now)

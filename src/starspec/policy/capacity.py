@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, fsum, inf
 from statistics import fmean
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+MIN_ROUNDS: Final = 5  # a target's demand is not known before
 NUM_ITERATIONS = 20  # for b; each halves the error, or better, while draft steps are shorter than Z
 
 
@@ -38,6 +39,20 @@ class Demand:
     return_s: float  # Z: from a proposal to its verdict
     num_tokens: float  # emitted in a round
     plain_tokens_per_s: float  # of one sequence without drafts
+
+
+def demand_of(measured: Demand, num_rounds: int) -> Demand | None:
+    """The demand of a target as measured so far; None if too little is known.
+
+    If the plain speed is unknown (0), one token is assumed to take Z seconds. There is at least one sequence.
+    """
+    if num_rounds < MIN_ROUNDS or not measured.return_s:
+        return None
+    return replace(
+        measured,
+        num_sequences=max(1.0, measured.num_sequences),
+        plain_tokens_per_s=measured.plain_tokens_per_s or 1.0 / measured.return_s,
+    )
 
 
 def predicted_rates(demands: Sequence[Demand], cost: DraftStepCost, max_sequences: int | None) -> list[float]:

@@ -3,9 +3,9 @@
 All waiting sequences grow together in one batched forward, or the first `max_sequences` of them (StarSD serves one at a
 time). The order is first come, first served, or that of `fairness.py`:
 
-1. A waiting sequence without a row takes a free one. If there is none, the hub evicts the least recently used idle row,
-   else the row of the last waiting sequence. It takes no row from another target that holds no more rows, by weight,
-   than the target that needs one. A sequence that loses its row lives on as token ids.
+1. A waiting sequence without a row takes a free one (`free_row`). If there is none, the hub evicts the least recently
+   used idle row, else the row of the last waiting sequence. It takes no row from another target that holds no more
+   rows, by weight, than the target that needs one. A sequence that loses its row lives on as token ids.
 2. A waiting sequence that misses only what a verdict leaves, or nodes of its tree, grows without further conditions.
 3. Sequences in prefill (of a prompt, or of the tokens of an evicted sequence) share `prefill_chunk` tokens of a draft
    step, an equal part for each target. They share only `chunk_beside` tokens if other sequences decode in it. A
@@ -42,6 +42,20 @@ def is_prefill(num_missing: int, is_prefilled: bool) -> bool:
         is_prefilled: whether its prompt was prefilled before.
     """
     return num_missing > (MOST_COMMITTED if is_prefilled else SHORT_PAST)
+
+
+def free_row(num_held: Mapping[int, int], num_shared: int, longest_free: int) -> int:
+    """The free row that a sequence takes, so that the content of the others can still be of use.
+
+    It is a row that ends where the sequence continues: nothing is copied then. Else it is the row that has been free
+    for longest.
+
+    Args:
+        num_held: the free rows that begin with what the sequence shares, and how many blocks each holds.
+        num_shared: blocks that the sequence shares with some row, free or not.
+        longest_free: the row that has been free for longest.
+    """
+    return next((row for row, num_blocks in num_held.items() if num_blocks == num_shared), longest_free)
 
 
 @dataclass(frozen=True, slots=True)

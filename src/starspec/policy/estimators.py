@@ -108,15 +108,26 @@ class WindowMedian:
 
     Args:
         min_count: values without which it is unknown.
+        max_age_s: values of this age are forgotten with the next `add`.
     """
 
-    def __init__(self, size: int, min_count: int = 1) -> None:
+    def __init__(self, size: int, min_count: int = 1, max_age_s: float = inf) -> None:
         self._values: deque[float] = deque(maxlen=size)
+        self._times_s: deque[float] = deque(maxlen=size)
         self._min_count = min_count
+        self._max_age_s = max_age_s
 
-    def add(self, value: float) -> None:
-        """Take in the newest value, and forget the oldest."""
+    def add(self, value: float, now: float = 0.0) -> None:
+        """Take in the newest value, and forget the oldest. Args: now: needed with a `max_age_s` only."""
+        while self._times_s and now - self._times_s[0] >= self._max_age_s:
+            self._values.popleft()
+            self._times_s.popleft()
         self._values.append(value)
+        self._times_s.append(now)
+
+    def num_young(self, now: float) -> int:
+        """Values that are younger than `max_age_s`."""
+        return sum(now - each < self._max_age_s for each in self._times_s)
 
     @property
     def value(self) -> float | None:

@@ -4,6 +4,9 @@ Most frames of a peer are answers: a hub sends a proposal for each verdict, a ta
 peer may send what it was asked for, and some frames more each second. A peer that sends more than that is broken or
 hostile, however fast both ends are.
 
+The hub stops reading a target that sends too much, or faster than the hub takes it in. That target's socket then slows
+it down, and others do not wait for it.
+
 The rate limit of a target is an allowance of draft tokens, none of which it was asked for.
 """
 
@@ -14,6 +17,18 @@ from typing import Final
 
 UNIT_BYTES: Final = 4096  # a frame is one unit of work, and one more for each so many bytes
 MAX_OWED: Final = 4096.0  # units: answers that never came do not add up for ever
+WORK_PER_S: Final = 8000.0  # units that all targets together may send unasked: so a flood leaves the hub time to draft
+WORK_BURST: Final = 1024.0  # of each target
+DRAFT_WORK: Final = 2.0  # units that a target may send for each draft: a verdict, and its features
+FEATURES_SHARE: Final = 1 / 16  # of the bytes of features counts: nothing is decoded
+UNASKED_PER_S: Final = 100.0  # frames of a hub: Faults, Reopens, probes of a link whose port a stranger has touched
+UNASKED_BURST: Final = 200.0
+NONSENSE_PER_S: Final = 1.0  # frames of a hub that are not valid messages
+NONSENSE_BURST: Final = 32.0
+PUBLIC_PER_S: Final = 20.0  # unasked answers on the hub's public port; beyond them the hub breaks the rules
+PUBLIC_BURST: Final = 40.0
+MAX_BACKLOG: Final = 4096  # messages of one target that wait for the hub; beyond it the target's socket is not read
+RATE_BURST_S: Final = 1.0  # a target with a rate limit may save up the draft tokens of so many seconds
 
 
 class Allowance:
@@ -64,3 +79,33 @@ class Allowance:
 def work_of(frames: Sequence[bytes]) -> float:
     """Units of these frames."""
     return len(frames) + sum(map(len, frames)) / UNIT_BYTES
+
+
+def spared_by_features(num_bytes: int) -> float:
+    """Units that `work_of` counts too much for features of so many bytes."""
+    return (1.0 - FEATURES_SHARE) * num_bytes / UNIT_BYTES
+
+
+def share_of_work(num_targets: int) -> float:
+    """Units a second that each of so many targets may send unasked."""
+    return WORK_PER_S / num_targets
+
+
+def should_pause(backlog: int, *, has_sent_too_much: bool) -> bool:
+    """Whether to stop reading a target.
+
+    Args:
+        backlog: its messages that wait for the hub.
+        has_sent_too_much: more than its allowance.
+    """
+    return has_sent_too_much or backlog >= MAX_BACKLOG
+
+
+def has_caught_up(backlog: int) -> bool:
+    """Whether a target may be read again as far as its backlog goes. Its allowance must permit it, too."""
+    return backlog < MAX_BACKLOG // 2
+
+
+def rate_limit(tokens_per_s: float) -> Allowance:
+    """The allowance of a target that may get so many draft tokens each second."""
+    return Allowance(tokens_per_s, tokens_per_s * RATE_BURST_S)

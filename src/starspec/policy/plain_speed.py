@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from statistics import median
-from typing import Final, NamedTuple
+from collections import defaultdict
+from typing import Final
+
+from starspec.policy.estimators import WindowMedian
 
 NUM_ROUNDS: Final = 5  # the last plain rounds are remembered
 MIN_ROUNDS: Final = 3  # before this many the speed is unknown
 PERIOD_S: Final = 60.0  # load changes, so older measurements are repeated
-
-
-class _Round(NamedTuple):
-    at_s: float
-    seconds: float
 
 
 class PlainSpeed:
@@ -24,7 +20,9 @@ class PlainSpeed:
     """
 
     def __init__(self) -> None:
-        self._rounds: dict[int, deque[_Round]] = defaultdict(lambda: deque(maxlen=NUM_ROUNDS))  # by size
+        self._round_s = defaultdict[int, WindowMedian](
+            lambda: WindowMedian(NUM_ROUNDS, MIN_ROUNDS, PERIOD_S)
+        )  # by size
         self._known: dict[int, float] = {}  # size -> tokens per second; the size measured last comes last
 
     def tokens_per_s(self, num_sequences: int) -> float:
@@ -43,18 +41,28 @@ class PlainSpeed:
         Rounds older than PERIOD_S are forgotten. The speed learnt from them stays until there are enough new rounds.
         """
         size = _size(num_sequences)
-        rounds = self._rounds[size]
-        while rounds and now - rounds[0].at_s >= PERIOD_S:
-            rounds.popleft()
-        rounds.append(_Round(now, verify_s))
-        if len(rounds) >= MIN_ROUNDS:
+        self._round_s[size].add(verify_s, now)
+        if (seconds := self._round_s[size].value) is not None:
             self._known.pop(size, None)
-            self._known[size] = 1.0 / median(each.seconds for each in rounds)
+            self._known[size] = 1.0 / seconds
 
     def is_due(self, num_sequences: int, now: float) -> bool:
         """Whether the next round, with this many sequences, should have no drafts, to measure its speed."""
-        rounds = self._rounds[_size(num_sequences)]
-        return sum(now - each.at_s < PERIOD_S for each in rounds) < MIN_ROUNDS
+        return self._round_s[_size(num_sequences)].num_young(now) < MIN_ROUNDS
+
+
+def is_plain_round_due(
+    speed: PlainSpeed, num_sequences: int, now: float, *, is_wanted: bool, is_doubtful: bool, is_hub_lost: bool
+) -> bool:
+    """Whether the next round should have no drafts, to measure the plain speed.
+
+    A lost hub drafts nothing, so rounds are plain anyway.
+
+    Args:
+        is_wanted: the hub wants to know the plain speed.
+        is_doubtful: as `HubAccount.is_doubtful`.
+    """
+    return (is_wanted or is_doubtful) and not is_hub_lost and speed.is_due(num_sequences, now)
 
 
 def _size(num_sequences: int) -> int:

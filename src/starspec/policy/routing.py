@@ -1,11 +1,14 @@
-"""Which target gets a request. Pure functions of what a gateway knows about its targets."""
+"""Which target gets a request, and when another one does. Pure functions of what a gateway knows about its targets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from starspec.errors import CapacityError, PeerLost, StarspecError
+
 QUIET_S: Final = 2.0  # a target that has not answered for so long is in a long step: others go first
+MAX_TARGETS: Final = 3  # that one answer is sent to, in turn: a request that ends its targets shall not end them all
 
 
 class TargetSnapshot(NamedTuple):
@@ -41,3 +44,14 @@ def pick(targets: Sequence[TargetSnapshot], num_positions: int) -> int | None:
 
 def _rank(target: TargetSnapshot) -> tuple[bool, int, int]:
     return target.is_quiet, target.load, target.last_assigned
+
+
+def may_move(error: StarspecError, num_targets: int, *, is_seen: bool) -> bool:
+    """Whether an answer that has failed goes to another target.
+
+    Args:
+        error: why it has failed. A request that is at fault itself would fail anywhere.
+        num_targets: that it was sent to so far.
+        is_seen: whether its client has seen a part of it.
+    """
+    return isinstance(error, PeerLost | CapacityError) and not is_seen and num_targets < MAX_TARGETS

@@ -19,11 +19,15 @@ from copy import copy
 from typing import Final, NamedTuple
 
 from starspec.config import AheadMode, RunAhead
+from starspec.speculation.budget import DraftBudget, TopKSpec
 
 NUM_ROUNDS: Final = 24  # of each mode, that are compared
 NUM_SKIPPED: Final = 2  # rounds after a change of mode: they still use the tree of the mode before
 MAX_PATIENCE: Final = 768  # rounds between trials: so failing trials take at most one round in 32
 MARGIN: Final = 0.05  # of the rate: a mode must be better by so much to replace the other, since rounds vary
+NUM_OUTCOMES: Final = (
+    4  # draft tokens per node where outcomes are prepared: a fifth would prepare for few more verdicts
+)
 IN_TURN: Final[dict[AheadMode, AheadMode]] = {"off": "outcomes", "outcomes": "chain", "chain": "off"}
 
 
@@ -49,6 +53,12 @@ class AheadChoice:
         self._num_to_skip = 0
         self._rounds: deque[_Round] = deque(maxlen=NUM_ROUNDS)
         self._owed_s = 0.0
+
+    def top_k_spec(self, budget: DraftBudget, *, is_drawn: bool) -> TopKSpec:
+        """The budget's top k, or a larger one to prepare outcomes. Drawn children always follow the budget."""
+        if self.mode != "outcomes" or is_drawn:
+            return budget.top_k_spec
+        return TopKSpec(max(budget.top_k, NUM_OUTCOMES))
 
     def for_another(self) -> AheadChoice:
         """A copy that continues from here, for another sequence like this one."""

@@ -57,6 +57,18 @@ class AheadWidth:
         return width
 
 
+def share(num_nodes: int, num_sequences: int, num_served: int) -> int:
+    """Nodes for the next sequence, if a draft step ahead of `num_sequences` sequences has `num_nodes` nodes.
+
+    The first ones get one more where the nodes cannot be shared equally.
+
+    Args:
+        num_served: sequences that have their nodes already.
+    """
+    num_each, num_more = divmod(num_nodes, num_sequences)
+    return num_each + (num_served < num_more)
+
+
 def _size(num_nodes: int) -> int:
     """The size that a draft step is measured as: the least of SIZES that is not less, or else the largest."""
     return SIZES[min(bisect_left(SIZES, num_nodes), len(SIZES) - 1)]

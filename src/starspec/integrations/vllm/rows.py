@@ -15,15 +15,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from starspec.policy.estimators import WindowMedian
+from starspec.policy.forgetting import Forgetting, may_return
 
 Tokens = NDArray[np.int32]
 
 NUM_COMPARED: Final = 64  # last tokens, and about as many others, evenly spaced
-FORGET_AFTER_S: Final = 1.0  # a request unseen for longer has ended, or was preempted and counts as new if it returns
-FORGET_AFTER_STEPS: Final = 2.0  # at least so many usual steps too: on a slow machine each may take seconds
-NUM_STEPS: Final = 16  # the usual step is the median of so many
-LONGEST_STEP_S: Final = 10.0  # after a longer time, a row that continues a dropped request does so by chance
 
 
 class KnownRequest:
@@ -117,7 +113,7 @@ class RowBook:
     def __init__(self) -> None:
         self._by_row: dict[int, KnownRequest] = {}
         self._last_seen_s: dict[KnownRequest, float] = {}
-        self._step_s = WindowMedian(NUM_STEPS)
+        self._forgetting = Forgetting()
         self._stepped_s = 0.0  # when a step was seen last
         self._dropped: dict[tuple[int, int], _Dropped] = {}  # after that, by length and last token
         self.ended: list[int] = []  # sampled tokens of each request that ended, as the last step showed
@@ -146,10 +142,10 @@ class RowBook:
         in_place = set(self._by_row.values())
         took_s = now - self._stepped_s
         self.ended = []
-        if took_s > LONGEST_STEP_S:
+        if not may_return(took_s):
             self._end_dropped()
         if in_place or self._were_dropped_too_soon(rows, sampled):
-            self._step_s.add(took_s)  # else no row continued, so this was not the time of a step
+            self._forgetting.add_step(took_s)  # else no row continued, so this was not the time of a step
         self._stepped_s = now
         moved = _Unplaced([request for request in self._last_seen_s if request not in in_place])
         for row, tokens in enumerate(rows):
@@ -174,16 +170,13 @@ class RowBook:
     def forget(
         self, now: float, prefilled_by: Callable[[KnownRequest], int | None] = lambda _: None
     ) -> list[KnownRequest]:
-        """Drop the requests that were not seen for FORGET_AFTER_S and for FORGET_AFTER_STEPS.
-
-        vLLM does not tell when a request ends. Only time shows whether it has ended or a step takes long. A request
-        that is dropped during an unusually long step is opened again after it; the hub still has most of its tokens.
+        """Drop the requests that were not seen for too long, as `policy/forgetting.py` says.
 
         Args:
             prefilled_by: number of the hub that holds a request; None = no hub does.
         Returns: the dropped requests.
         """
-        patience_s = max(FORGET_AFTER_S, FORGET_AFTER_STEPS * (self._step_s.value or 0.0))
+        patience_s = self._forgetting.patience_s
         gone = [each for each, last_s in self._last_seen_s.items() if now - last_s > patience_s]
         for request in gone:
             del self._last_seen_s[request]

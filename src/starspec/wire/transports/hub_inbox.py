@@ -8,19 +8,11 @@ that, or nonsense again and again, gets its link broken, which ends the cost.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from starspec.errors import PeerProtocolError
-from starspec.policy.peer_limits import Allowance
+from starspec.policy.peer_limits import NONSENSE_BURST, NONSENSE_PER_S, UNASKED_BURST, UNASKED_PER_S, Allowance
 from starspec.wire.codec import MAX_MESSAGES, Decoder, max_answer_bytes
 from starspec.wire.messages import HubToTarget, Open, Ping, TargetToHub, Verdict
-
-UNASKED_PER_S: Final = (
-    100.0  # frames: Faults, Reopens, and the hub's probes of a link whose port a stranger has touched
-)
-UNASKED_BURST: Final = 200.0
-NONSENSE_PER_S: Final = 1.0  # frames that are not valid messages
-NONSENSE_BURST: Final = 32.0
 
 
 class HubInbox:

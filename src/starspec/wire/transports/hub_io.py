@@ -15,17 +15,17 @@ from typing import Final, NamedTuple
 import zmq
 
 from starspec.ids import LinkId
+from starspec.policy.peer_limits import has_caught_up, share_of_work, should_pause
 from starspec.tracing import Tracer
 from starspec.wire.codec import encode
 from starspec.wire.messages import Goodbye
 from starspec.wire.transports.base import Arrival, HubTransportStats, Left
-from starspec.wire.transports.hub_link import WORK_PER_S, HubLink
+from starspec.wire.transports.hub_link import HubLink
 from starspec.wire.transports.public_port import PublicPort
 from starspec.wire.transports.sockets import GOODBYE_MS
 
 TICK_S: Final = 0.05  # between looks at leases and broken connections
 STALL_S: Final = 1.0  # a longer gap between two turns means that this process was suspended
-MAX_BACKLOG: Final = 4096  # arrivals of one target that wait for the hub; beyond it the target's socket is not read
 MAX_REPLIES: Final = 65536  # handed over by the hub's thread and not yet sent
 
 
@@ -175,9 +175,9 @@ class HubIoLoop:
         self._public_port.end_links_of_removed_keys(self._links.values())
         for link in self._links.values():
             link.check(now)
-            link.allowance.per_s = WORK_PER_S / len(self._links)
+            link.allowance.per_s = share_of_work(len(self._links))
         for link in list(self._paused):
-            if self._backlog(link) < MAX_BACKLOG // 2 and link.allowance.has_units(now):
+            if has_caught_up(self._backlog(link)) and link.allowance.has_units(now):
                 self._paused.discard(link)
                 link.has_sent_too_much = False
                 self._poller.register(link.socket, zmq.POLLIN)
@@ -195,11 +195,8 @@ class HubIoLoop:
         return [link.last_arrival(now) for link in ended if link.has_joined]
 
     def _pause_if_ahead(self, link: HubLink) -> None:
-        """Stop reading a target that sends faster than the hub takes, or more than its share of what all may send.
-
-        Its socket's own limits then slow it down. Other targets do not wait for it.
-        """
-        if link.has_sent_too_much or self._backlog(link) >= MAX_BACKLOG:
+        """Stop reading a target that sends faster than the hub takes, or more than its share of what all may send."""
+        if should_pause(self._backlog(link), has_sent_too_much=link.has_sent_too_much):
             self._poller.unregister(link.socket)
             self._paused.add(link)
 

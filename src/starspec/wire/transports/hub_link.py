@@ -12,7 +12,7 @@ import zmq
 from starspec.audit import AuditLog
 from starspec.errors import PeerProtocolError
 from starspec.log_limit import LogLimit
-from starspec.policy.peer_limits import UNIT_BYTES, Allowance, work_of
+from starspec.policy.peer_limits import DRAFT_WORK, WORK_BURST, WORK_PER_S, Allowance, spared_by_features, work_of
 from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import Fault, Features, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
@@ -21,10 +21,6 @@ from starspec.wire.transports.sockets import GOODBYE_MS, LOST, Socket, SocketMon
 
 ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port
 READ_BURST: Final = 64  # multiparts of one target before the next target is read
-WORK_PER_S: Final = 8000.0  # units that all targets together may send unasked: so a flood leaves the hub time to draft
-WORK_BURST: Final = 1024.0  # of each target
-DRAFT_WORK: Final = 2.0  # units that a target may send for each draft: a verdict, and its features
-FEATURES_SHARE: Final = 1 / 16  # of the bytes of features counts: nothing is decoded
 
 log = structlog.get_logger()
 
@@ -90,7 +86,7 @@ class HubLink:
                 work = work_of(frames)
                 for message in self._decoder.decode_all(frames):
                     if isinstance(message, Features):
-                        work -= (1.0 - FEATURES_SHARE) * len(message.data) / UNIT_BYTES
+                        work -= spared_by_features(len(message.data))
                     self._accept(self._link.receive(message), now, arrivals)
             except PeerProtocolError as error:
                 self._reject(identity, error, now)

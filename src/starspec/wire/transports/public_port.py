@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 import msgspec
 import zmq
@@ -18,6 +17,7 @@ from starspec.audit import AuditLog
 from starspec.errors import ConfigError, LinkError, PeerProtocolError
 from starspec.ids import LinkId
 from starspec.log_limit import LogLimit
+from starspec.policy import newcomers
 from starspec.policy.peer_limits import Allowance
 from starspec.wire.callers import Caller, Callers, key_name_of
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
@@ -36,12 +36,6 @@ from starspec.wire.messages import (
 from starspec.wire.transports.base import Admit, HubTransportStats, Report
 from starspec.wire.transports.hub_link import READ_BURST, HubLink
 from starspec.wire.transports.sockets import Context, Socket, bind, make_socket
-
-MAX_COMING: Final = 64  # targets that were welcomed and have not come to their ports yet
-NEWCOMERS_PER_S: Final = 50.0  # a port for each takes the hub some time
-NEWCOMERS_BURST: Final = 128.0
-NEWCOMER_RETRY_S: Final = 1.0
-IDLE_S: Final = 10.0  # a target that asked for nothing for so long loses its place to a newcomer, if all are taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +93,7 @@ class PublicPort:
         socket: bound to the public port; this object closes it.
         callers: who may connect, and as what; None = the hub has no keys, and everybody may.
         clock: seconds, monotonic.
+        chance: of who gives way if too many come at once; None = seeded anew.
     """
 
     def __init__(
@@ -111,6 +106,7 @@ class PublicPort:
         callers: Callers | None,
         audit: AuditLog,
         clock: Callable[[], float] = time.monotonic,
+        chance: random.Random | None = None,
     ) -> None:
         self.socket = socket
         self._ports = ports
@@ -122,8 +118,8 @@ class PublicPort:
         self._decoder: Decoder[Hello | Ask] = Decoder(HandshakeMessage, max_frame_bytes=MAX_PUBLIC_FRAME_BYTES)
         self._log_limit = LogLimit(clock)
         self._clock = clock
-        self._random = random.Random()  # noqa: S311 (not for secrets)
-        self._newcomers = Allowance(NEWCOMERS_PER_S, NEWCOMERS_BURST)
+        self._chance = chance or random.Random()  # noqa: S311 (not for secrets)
+        self._newcomers = Allowance(newcomers.NEWCOMERS_PER_S, newcomers.NEWCOMERS_BURST)
         self._links: dict[bytes, HubLink] = {}  # by connection, so that a repeated Hello gets the same link
         self._fault_at = -math.inf
 
@@ -225,8 +221,10 @@ class PublicPort:
         self, peer: bytes, hello: Hello, terms: Welcome, key_name: str, held: list[HubLink], now: float
     ) -> Welcome | Refused:
         if not self._newcomers.take(1.0, now):
-            return Refused("full", "too many targets come at once", retry_after_s=NEWCOMER_RETRY_S)
-        self._forget_one_of_too_many()
+            return Refused("full", "too many targets come at once", retry_after_s=newcomers.NEWCOMER_RETRY_S)
+        coming = [link for link in self._links.values() if not link.has_joined and link.left is None]
+        if (late := newcomers.who_stops_coming(coming, self._chance)) is not None:
+            late.end("other targets came meanwhile")
         try:
             socket, port = self._ports.open_data_port(key_name)
             welcome = msgspec.structs.replace(terms, link_id=LinkId(secrets.token_hex(16)), port=port)
@@ -244,7 +242,7 @@ class PublicPort:
         if not isinstance(self._admit(hello, self._num_busy(now)), Welcome):
             return False
         if not isinstance(self._admit(hello, len(self._joined)), Welcome):
-            idlest = min(self._joined, key=lambda link: link.used_at)
+            idlest = newcomers.idlest({link: link.used_at for link in self._joined})
             idlest.dismiss(f"its place was needed, and it had asked for nothing for {now - idlest.used_at:.0f} s")
         return True
 
@@ -254,18 +252,8 @@ class PublicPort:
         return [link for link in self._links.values() if link.has_joined and link.left is None]
 
     def _num_busy(self, now: float) -> int:
-        """Places that a newcomer cannot get: all that are taken, but for one if its target is idle."""
-        joined = self._joined
-        return len(joined) - any(now - link.used_at >= IDLE_S for link in joined)
-
-    def _forget_one_of_too_many(self) -> None:
-        """End the link of some target that has not come to its port yet, if there are many.
-
-        It is a random one, so that nobody can keep all others out by being quicker.
-        """
-        coming = [link for link in self._links.values() if not link.has_joined and link.left is None]
-        if len(coming) >= MAX_COMING:
-            self._random.choice(coming).end("other targets came meanwhile")
+        """Places that a newcomer cannot get."""
+        return newcomers.num_kept([link.used_at for link in self._joined], now)
 
     def _fault(self, error: PeerProtocolError, now: float) -> Fault | None:
         self._stats.num_frames_rejected += 1

@@ -17,8 +17,15 @@ import zmq
 
 from starspec.errors import LinkError, PeerProtocolError
 from starspec.log_limit import LogLimit
-from starspec.policy.backoff import Backoff
-from starspec.policy.peer_limits import Allowance
+from starspec.policy.peer_limits import PUBLIC_BURST, PUBLIC_PER_S, Allowance
+from starspec.policy.reconnecting import (
+    ATTACH_S,
+    REFUSED_RETRY_S,
+    RETRY_S,
+    Reconnecting,
+    after_refusal_s,
+    keep_alive_s,
+)
 from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
@@ -39,20 +46,8 @@ from starspec.wire.transports.hub_inbox import HubInbox
 from starspec.wire.transports.sockets import GOODBYE_MS, REFUSED_KEY_RETRY_S, host_of
 from starspec.wire.transports.target_sockets import SocketFactory, TargetSocket, why_handshake_failed
 
-RETRY_S: Final = 0.25  # between two Hellos, and between two pings while attaching
-REFUSED_RETRY_S: Final = 5.0  # after a refusal that will not change by itself: the hub may be replaced by one that fits
-ATTACH_S: Final = 5.0  # from Welcome to the first answer on this target's own port
-HINT_S: Final = 3.0  # log, not as a warning, that the first hub has not answered for so long: it may be starting
-START_S: Final = 600.0  # log a warning then. `starspec up` gives its processes as long to start
 MAX_PUBLIC_ANSWER_BYTES: Final = 16 * 1024  # of the hub's public port; a Welcome names the draft
 MAX_FEATURE_WINDOW: Final = 4096  # positions, kept for every request
-KEEP_ALIVE_S: Final = 1.0  # between two pings, at most; and at most a quarter of the lease
-STABLE_S: Final = 10.0  # a link that lasts for less has failed: before the next one, pauses double ...
-LONGEST_RETRY_S: Final = 4.0  # ... up to this,
-BREACH_S: Final = 1.0  # or, if the hub broke the rules, from this ...
-LONGEST_BREACH_S: Final = 60.0  # ... up to this
-PUBLIC_PER_S: Final = 20.0  # unasked answers on the public port; beyond them the hub breaks the rules
-PUBLIC_BURST: Final = 40.0
 
 log = structlog.get_logger()
 
@@ -91,8 +86,7 @@ class ZmqTarget:
         )
         self._public_answers = Allowance(PUBLIC_PER_S, PUBLIC_BURST)
         self._inbox = HubInbox(hello.vocab_size)
-        self._backoff = Backoff(RETRY_S, LONGEST_RETRY_S, STABLE_S, num_free=1)
-        self._breach_backoff = Backoff(BREACH_S, LONGEST_BREACH_S, LONGEST_BREACH_S)
+        self._reconnecting = Reconnecting()
         self._link = LinkProtocol()
         self._public: TargetSocket | None = None
         self._own: TargetSocket | None = None
@@ -103,8 +97,6 @@ class ZmqTarget:
         self._is_closed = False
         self.problem = f"no hub has answered yet at {endpoint}"  # why this target is not connected, as text
         self._logged_problem = ""
-        self._first_try_at: float | None = None
-        self._has_hinted = False
         self.num_connects = 0
         self.num_frames_rejected = 0  # frames of the hub that broke the protocol
         self.num_dropped = 0  # messages that could not be sent
@@ -201,13 +193,11 @@ class ZmqTarget:
             self._send_at = now + RETRY_S
 
     def _note_start(self, now: float) -> None:
-        """The first hub has not answered yet. It may load its draft, and listens after that."""
-        self._first_try_at = self._first_try_at or now
-        waited_s = now - self._first_try_at
-        if waited_s > START_S and not self._logged_problem:
+        """The first hub has not answered yet."""
+        news = self._reconnecting.note_unanswered(now, has_warned=bool(self._logged_problem))
+        if news == "warning":
             self._complain(self.problem)
-        elif waited_s > HINT_S and not self._has_hinted:
-            self._has_hinted = True
+        elif news == "hint":
             log.info("no hub yet: decoding goes on without it", hub=self._endpoint)
 
     def _take_answer(self, frames: list[bytes], now: float) -> None:
@@ -225,8 +215,7 @@ class ZmqTarget:
                 self._give_up_at, self._send_at = now + ATTACH_S, now
                 self._connect_own(answer, now)
             case Refused():
-                wait_s = REFUSED_RETRY_S if answer.retry_after_s is None else max(RETRY_S, answer.retry_after_s)
-                self._drop(f"the hub refused: {answer.reason}", now + wait_s)
+                self._drop(f"the hub refused: {answer.reason}", now + after_refusal_s(answer.retry_after_s))
             case Fault():
                 self._drop(f"the hub did not understand: {answer.reason}", now + REFUSED_RETRY_S)
 
@@ -255,7 +244,7 @@ class ZmqTarget:
         if any(True for _ in self._own.monitor.events()):
             self._lose("the hub is gone", now)
         elif now >= self._send_at:
-            self._send_at = now + min(KEEP_ALIVE_S, self._terms.lease_s / 4)
+            self._send_at = now + keep_alive_s(self._terms.lease_s)
             self.send([Ping(0)])
 
     def _read(self) -> list[HubToTarget]:
@@ -302,18 +291,17 @@ class ZmqTarget:
             self._public = None
             self.problem = self._logged_problem = ""
             self.num_connects += 1
-            self._backoff.note_success(self._clock())
-            self._breach_backoff.note_success(self._clock())
+            self._reconnecting.note_connected(self._clock())
             draft = self._terms.draft_name if self._terms else None
             self._log_limit.log(log.info, "hub found", hub=self._endpoint, draft=draft)
 
     def _lose(self, problem: str, now: float, wait_s: float = 0.0) -> None:
         """Drop the link and start again with Hello, `wait_s` from now; later if links fail again and again."""
-        self._drop(problem, now + max(wait_s, self._backoff.pause_s(now)))
+        self._drop(problem, now + self._reconnecting.after_loss_s(now, wait_s))
 
     def _break(self, problem: str, now: float) -> None:
         """The hub broke the rules: as `_lose`, with longer pauses."""
-        self._drop(problem, now + self._breach_backoff.pause_s(now))
+        self._drop(problem, now + self._reconnecting.after_breach_s(now))
 
     def _drop(self, problem: str, again_at: float) -> None:
         self._close_sockets(0)
