@@ -19,7 +19,7 @@ from starspec.tracing import Tracer
 from starspec.wire.codec import encode
 from starspec.wire.messages import Goodbye
 from starspec.wire.transports.base import Arrival, HubTransportStats, Left
-from starspec.wire.transports.hub_link import WORK_PER_S, HubLink
+from starspec.wire.transports.hub_link import HubLink
 from starspec.wire.transports.public_port import PublicPort
 from starspec.wire.transports.sockets import GOODBYE_MS
 
@@ -175,11 +175,10 @@ class HubIoLoop:
         self._public_port.end_links_of_removed_keys(self._links.values())
         for link in self._links.values():
             link.check(now)
-            link.allowance.per_s = WORK_PER_S / len(self._links)
+            link.share_work(len(self._links))
         for link in list(self._paused):
-            if self._backlog(link) < MAX_BACKLOG // 2 and link.allowance.has_units(now):
+            if self._backlog(link) < MAX_BACKLOG // 2 and link.resume(now):
                 self._paused.discard(link)
-                link.has_sent_too_much = False
                 self._poller.register(link.socket, zmq.POLLIN)
 
     def _close_ended_links(self, now: float) -> list[Arrival]:

@@ -63,7 +63,7 @@ class HubLink:
         self.has_joined = False  # whether the hub knows of this link
         self.left: str | None = None  # why the link is over
         self.used_at = now  # when the target asked for something last
-        self.allowance = Allowance(WORK_PER_S, WORK_BURST)
+        self._allowance = Allowance(WORK_PER_S, WORK_BURST)
         self.has_sent_too_much = False  # more than its allowance, when it was read last
         self._monitor = SocketMonitor(socket, LOST)
         self._identity = terms.link_id.encode()
@@ -95,7 +95,7 @@ class HubLink:
             except PeerProtocolError as error:
                 self._reject(identity, error, now)
             if identity == self._identity:
-                self.has_sent_too_much = not self.allowance.take(work, now)
+                self.has_sent_too_much = not self._allowance.take(work, now)
             if self.left is not None or self.has_sent_too_much:
                 break
         self.num_queued += len(arrivals)
@@ -108,9 +108,19 @@ class HubLink:
             num_drafts: how many of them are proposals with draft tokens.
         Returns: False if the target is gone or does not read.
         """
-        self.allowance.owe(DRAFT_WORK * num_drafts)
+        self._allowance.owe(DRAFT_WORK * num_drafts)
         starts = range(0, len(frames), MAX_MESSAGES)
         return all(self._send(self._identity, frames[start : start + MAX_MESSAGES]) for start in starts)
+
+    def share_work(self, num_links: int) -> None:
+        """The targets of so many links share what may be sent unasked."""
+        self._allowance.set_rate(WORK_PER_S / num_links)
+
+    def resume(self, now: float) -> bool:
+        """Let the target send again, if its allowance permits it. Returns: whether it may."""
+        may_send = self._allowance.has_units(now)
+        self.has_sent_too_much &= not may_send
+        return may_send
 
     def welcome_again(self) -> Welcome:
         """The answer to a repeated Hello. The time to attach goes on."""
