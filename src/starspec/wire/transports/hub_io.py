@@ -128,8 +128,7 @@ class HubIoLoop:
     def close(self) -> None:
         """Close every socket."""
         for link in self._links.values():
-            link.socket.linger = GOODBYE_MS
-            link.close()
+            link.close(GOODBYE_MS)
         self._public_port.close()
         self._queues.close()
 

@@ -152,8 +152,14 @@ class HubLink:
         self._link.lose()
         self.left = self.left or reason
 
-    def close(self) -> None:
-        """Close the port and the sockets."""
+    def close(self, linger_ms: int | None = None) -> None:
+        """Close the port and the sockets.
+
+        Args:
+            linger_ms: how long what was written may still leave; None = as long as after `dismiss`, or not at all.
+        """
+        if linger_ms is not None:
+            self.socket.linger = linger_ms
         self._monitor.close()
 
     def last_arrival(self, now: float) -> Arrival:
