@@ -79,14 +79,22 @@ class Scene:
     def send(self, messages: Sequence[TargetToHub]) -> None:
         self.sent += messages
 
-    def take(self, tag: HubTag, message: Proposal | Reopen) -> None:
-        self.heard.append("took")
+    def proposed(self, tag: HubTag, proposal: Proposal) -> None:
+        self.heard.append("proposed")
         tag.clear()
 
-    def drop(self, tag: HubTag | None) -> None:
+    def declined(self, tag: HubTag, answer: Proposal) -> None:
+        self.heard.append("declined")
+        tag.clear()
+
+    def reopened(self, tag: HubTag, answer: Reopen) -> None:
+        self.heard.append("reopened")
+        tag.clear()
+
+    def dropped(self, tag: HubTag | None) -> None:
         self.heard.append("dropped")
 
-    def find(self) -> None:
+    def found(self) -> None:
         self.heard.append("found")
 
     def wait(self) -> Sequence[HubTag]:
@@ -107,7 +115,7 @@ def test_waiting_ends_with_the_answer(scene: Scene) -> None:
     scene.ask(scene.waiting)
     scene.coming = [(100.04, scene.answer(scene.waiting))]
     assert scene.connection.wait([scene.waiting]).late == []
-    assert (scene.heard, scene.now, scene.sent) == (["took"], 100.04, [])
+    assert (scene.heard, scene.now, scene.sent) == (["proposed"], 100.04, [])
 
 
 def test_a_late_hub_that_was_heard_is_not_doubted(scene: Scene) -> None:
@@ -220,7 +228,7 @@ def test_a_hub_that_is_found_again_has_kept_nobody_waiting(scene: Scene) -> None
 
 
 def test_pings_tell_what_the_target_does_without_drafts_and_come_at_intervals(scene: Scene) -> None:
-    scene.connection.plain_tokens_per_s = 12.5
+    scene.connection.note_plain_speed(12.5)
     for _ in range(3):
         scene.connection.ping_if_due()
     assert scene.sent == [Ping(1, 12.5)]

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, assert_never
+from typing import NamedTuple, assert_never
 
 import structlog
 
+from starspec.client.hub_record import HubRecord
+from starspec.client.listener import HubListener
 from starspec.client.tag import HubTag, TokenSource
 from starspec.config import SampleMethod
 from starspec.ids import Tag
 from starspec.log_limit import LogLimit
-from starspec.policy.deadline import Deadline, RecentRounds, Round
+from starspec.policy.deadline import Deadline, Round
 from starspec.policy.hub_account import HubAccount
-from starspec.policy.length.hub_lessons import HubLessons
 from starspec.policy.liveness import PING_INTERVAL_S, HubLiveness
-from starspec.policy.patience import Patience, note_deadline_passed
-from starspec.policy.reopening import HubRoom
+from starspec.policy.patience import note_deadline_passed
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import HubState
@@ -35,24 +34,6 @@ from starspec.wire.transports.base import TargetTransport
 log = structlog.get_logger()
 
 
-@dataclass(slots=True)
-class HubRecord:
-    """What this target has learnt about one hub.
-
-    The connection begins a new record when it loses the hub. Apart from that, only `forget_rounds` forgets anything.
-    """
-
-    patience: Patience = field(default_factory=Patience)  # with the hub as a whole
-    rounds: RecentRounds = field(default_factory=RecentRounds)
-    lessons: HubLessons = field(default_factory=HubLessons)  # for a target that weighs drafts by their cost
-    room: HubRoom = field(default_factory=HubRoom)  # for a target whose tags wait together for room
-
-    def forget_rounds(self) -> None:
-        """Forget what rounds took: a pause begins, and after it the hub may be faster."""
-        self.rounds = RecentRounds()
-        self.lessons.forget_rounds()
-
-
 class Waited(NamedTuple):
     """How a wait ended."""
 
@@ -60,28 +41,10 @@ class Waited(NamedTuple):
     round: Round | None = None  # None = the wait does not tell how long drafting takes
 
 
-class HubListener(Protocol):
-    """What the target does when messages of its hub arrive, or when the hub is found."""
-
-    def take(self, tag: HubTag, message: Proposal | Reopen) -> None:
-        """The hub has answered the tag's last message, or it has dropped the tag."""
-        ...
-
-    def drop(self, tag: HubTag | None) -> None:
-        """A message of the hub was dropped.
-
-        Args:
-            tag: the tag that waited for this message, if the message was its answer and broke the protocol; else None.
-        """
-        ...
-
-    def find(self) -> None:
-        """The hub was found, for the first time or again. It holds no tag: it needs an `Open` for each."""
-        ...
-
-
 class HubConnection:
     """Connects a target with one hub. Not safe to use from two threads at once.
+
+    Only the connection changes its state and its record. Others read them, and say by the methods what has happened.
 
     Args:
         deadline: the rule for the longest wait.
@@ -107,10 +70,11 @@ class HubConnection:
         self._ping_numbers = itertools.count(1)
         self._next_ping_s = 0.0
         self._complaints = LogLimit(clock, num_lines=1, interval_s=FAULT_INTERVAL_S)
+        self._log_limit = LogLimit(clock)
+        self._plain_tokens_per_s = 0.0  # sent with each ping; 0 = not known
         self._account = account
         self.tags: dict[Tag, HubTag] = {}
         self.record = HubRecord()
-        self.plain_tokens_per_s = 0.0  # sent with each ping: the target's speed without drafts; 0 = not known
         self.is_waiting = False  # `wait` is running, so a message is handled as soon as it arrives
 
     @property
@@ -160,6 +124,50 @@ class HubConnection:
         """The budget with at most as many nodes as the hub's `Welcome` allows."""
         welcome = self._transport.welcome
         return budget if welcome is None else budget.limited(num_draft_tokens=welcome.max_draft_tokens)
+
+    # ---------------------------------------------------------------- what has happened
+
+    def note_plain_speed(self, tokens_per_s: float) -> None:
+        """The target decodes so fast without drafts; 0 = not known. The hub is told with each ping."""
+        self._plain_tokens_per_s = tokens_per_s
+
+    def end_paused_step(self) -> bool:
+        """A step of the target begins or ends. If it is in a pause with this hub, the pause is one step shorter.
+
+        Returns: whether the step is in a pause.
+        """
+        patience = self.record.patience
+        if not patience.is_pausing:
+            return False
+        patience.note_paused_step(self._clock())
+        return True
+
+    def note_in_time(self) -> None:
+        """The hub has answered in time, for one tag at least."""
+        self.record.patience.note_in_time()
+
+    def note_opening(self, tag: HubTag) -> None:
+        """An `Open` of the tag is made, for a target whose tags wait together for room.
+
+        Effects: no step waits for the answer if it may be another refusal.
+        """
+        room = self.record.room
+        room.note_opening(self._clock())
+        if room.is_full or self.is_pausing:
+            tag.skip_wait()
+
+    def note_room(self) -> None:
+        """The hub has drafted for a tag that was just opened. For a target whose tags wait together for room."""
+        self.record.room.note_room()
+
+    def note_declined(self, retry_after_s: float) -> None:
+        """The hub has no room, and says when to ask again. For a target whose tags wait together for room."""
+        self.record.room.note_declined(self._clock(), retry_after_s)
+
+    def note_unsendable(self, tag: HubTag) -> None:
+        """`HubTag.ask` made no message. Effects: logs it, now and then."""
+        event = "the hub cannot draft for a sequence: it is too long for a message, or has an unknown token id"
+        self._log_limit.log(log.warning, event, num_tokens=len(tag.tokens))
 
     # ---------------------------------------------------------------- tags
 
@@ -270,7 +278,7 @@ class HubConnection:
 
     def _ping(self, now: float) -> None:
         self._next_ping_s = now + PING_INTERVAL_S
-        self._transport.send([Ping(next(self._ping_numbers), self.plain_tokens_per_s)])
+        self._transport.send([Ping(next(self._ping_numbers), self._plain_tokens_per_s)])
 
     # ---------------------------------------------------------------- events
 
@@ -292,15 +300,15 @@ class HubConnection:
 
     def _take(self, message: Proposal | Reopen) -> None:
         tag = self.tags.get(message.tag)
-        if tag is not None and tag.session.take_if_sound(message):
-            if isinstance(message, Reopen):
-                tag.reopening.note_reopen(self._clock())
-            else:
-                tag.reopening.note_proposal(self._clock())
-            self._listener.take(tag, message)
-            return
-        is_refused = tag is not None and tag.session.is_answered_by(message) and tag.refuse(self._clock())
-        self._listener.drop(tag if is_refused else None)
+        if tag is None or not tag.take_if_sound(message, self._clock()):
+            is_refused = tag is not None and tag.session.is_answered_by(message) and tag.refuse(self._clock())
+            self._listener.dropped(tag if is_refused else None)
+        elif isinstance(message, Reopen):
+            self._listener.reopened(tag, message)
+        elif message.retry_after_s:
+            self._listener.declined(tag, message)
+        else:
+            self._listener.proposed(tag, message)
 
     def _complain(self, reason: str) -> None:
         """Log a Fault of the hub, now and then."""
@@ -315,7 +323,7 @@ class HubConnection:
 
     def _find(self) -> None:
         self._liveness.find(self._clock())
-        self._listener.find()
+        self._listener.found()
 
 
 def _round_of(awaited: Sequence[HubTag], late: Sequence[HubTag], seconds: float) -> Round | None:

@@ -12,7 +12,7 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.wire.codec import fits_a_frame
-from starspec.wire.messages import Close, Open, Proposal, TreeShape, Verdict
+from starspec.wire.messages import Close, Open, Proposal, Reopen, TreeShape, Verdict
 from starspec.wire.session import TagSession
 
 
@@ -122,13 +122,36 @@ class HubTag(TagWait):
         Effects: the tag is absent if its message, or the answer, seems to be lost. A pause without the tag is one step
         shorter.
         """
-        if self.is_unanswered and self.prefill_wait.is_overdue(now):
-            self.mark_absent()
+        self.give_up_if_overdue(now)
         if self.session.is_held:
             return not self.is_unanswered
-        if self.patience.is_pausing:
-            self.patience.note_paused_step(now)
+        return not self.end_paused_step(now)
+
+    def give_up_if_overdue(self, now: float) -> bool:
+        """Mark the tag absent if its last message, or the answer to it, counts as lost. Returns: whether it does."""
+        is_overdue = self.is_unanswered and self.prefill_wait.is_overdue(now)
+        if is_overdue:
+            self.mark_absent()
+        return is_overdue
+
+    def end_paused_step(self, now: float) -> bool:
+        """A step of the target begins or ends. If the tag is in a pause, the pause is one step shorter.
+
+        Returns: whether the step is in a pause.
+        """
+        if not self.patience.is_pausing:
             return False
+        self.patience.note_paused_step(now)
+        return True
+
+    def take_if_sound(self, message: Proposal | Reopen, now: float) -> bool:
+        """Record a message of the hub. Returns: False if it is stale or breaks the protocol; it has no effect then."""
+        if not self.session.take_if_sound(message):
+            return False
+        if isinstance(message, Reopen):
+            self.reopening.note_reopen(now)
+        else:
+            self.reopening.note_proposal(now)
         return True
 
     def note_proposal(self, proposal: Proposal, now: float) -> None:
@@ -141,6 +164,10 @@ class HubTag(TagWait):
         self.note_answer(now, is_hopeless=False)
         self.session.lose()
         self.reopening.note_declined(now, retry_after_s)
+
+    def note_useful(self) -> None:
+        """The last proposal is of use, late or not."""
+        self.patience.note_in_time()
 
     def note_use(self) -> None:
         """The last proposal is verified in this step, so it came in time, and nothing of it is left."""

@@ -120,7 +120,7 @@ class NgramDrafts(NoDrafts):
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
         for sequence, budget in zip(sequences, draft_budgets(sequences, self._policy, 1), strict=True):
-            sequence.stats.num_spec_tokens = budget.num_steps
+            sequence.note_length(budget.num_steps)
             self._lookup.append(sequence.key, sequence.token_ids)
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:

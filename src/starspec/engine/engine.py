@@ -238,9 +238,9 @@ class TargetEngine:
         """
         overtaken, left_out = passed_over(snapshot, plan)
         for key in (*plan.admit, *plan.decode):
-            self._sequences[key].num_passed_over = 0
+            self._sequences[key].note_chosen()
         for key in (*overtaken, *left_out):
-            self._sequences[key].num_passed_over += 1
+            self._sequences[key].note_passed_over()
         waits = [self._sequences[key].num_passed_over for key in left_out]
         self.stats.batch.longest_wait_rounds = max(self.stats.batch.longest_wait_rounds, *waits, 0)
         return len(left_out)
@@ -248,10 +248,7 @@ class TargetEngine:
     def _admit(self, sequences: list[TargetSequence]) -> None:
         admitted_s = self._clock()
         for sequence in sequences:
-            sequence.row = self.runner.cache.lease()
-            sequence.admitted_s = admitted_s
-            sequence.stats.queue_s = admitted_s - sequence.arrived_s
-            sequence.state = SequenceState.PREFILLING
+            sequence.admit(self.runner.cache.lease(), admitted_s)
         self.drafts.open(sequences)
 
     def _prefill(self, sequence: TargetSequence) -> None:
@@ -272,14 +269,13 @@ class TargetEngine:
             if self._trace is not None:
                 self._trace.slice("verify", "prefill", started_s, self._clock(), num_tokens=len(chunk))
         if cache.lengths[sequence.row] == sequence.prompt_len - 1:
-            sequence.state = SequenceState.RUNNING
+            sequence.end_prefill()
 
     def _release(self, sequence: TargetSequence) -> None:
-        sequence.state = SequenceState.FINISHED
         del self._sequences[sequence.key]
-        if sequence.row is not None:
-            self.runner.cache.free(sequence.row)
-            sequence.row = None
+        row = sequence.release()
+        if row is not None:
+            self.runner.cache.free(row)
 
     def _update_rate(self, num_tokens: int) -> None:
         now = self._clock()

@@ -16,19 +16,18 @@ prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 
-import structlog
 from torch import Tensor
 
+from starspec.client.charging import Charging
 from starspec.client.connection import HubConnection
 from starspec.client.tag import HubTag
 from starspec.config import SampleMethod
 from starspec.engine.drafts import NgramDrafts, draft_budgets
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
-from starspec.engine.sequence_at_hub import FeatureOutbox, FeatureRequest, SequenceAtHub, SequenceTokens
+from starspec.engine.sequence_at_hub import SequenceAtHub, SequencesAtHub, SequenceTokens
 from starspec.ids import RequestKey
-from starspec.log_limit import LogLimit
 from starspec.policy.deadline import NoStallDeadline
 from starspec.policy.hub_account import HubAccount
 from starspec.policy.length.snapshot import LengthPolicy
@@ -38,8 +37,6 @@ from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.stats import HubState, TargetStats
 from starspec.wire.messages import Proposal, Reopen, TargetToHub
 from starspec.wire.transports.base import TargetTransport
-
-log = structlog.get_logger()
 
 
 class RemoteDrafts:
@@ -66,24 +63,21 @@ class RemoteDrafts:
         self._policy = policy
         self._stats = stats
         self._clock = clock
-        self._log_limit = LogLimit(clock)
         self._fallback = fallback
         self._method = method
         self._deadline = NoStallDeadline(deadline_s)
-        self._at_hub: dict[HubTag, SequenceAtHub] = {}
-        self._by_request: dict[RequestKey, SequenceAtHub] = {}
+        self._at_hub = SequencesAtHub()
         self._num_sequences = 0  # in the next round: those that were ready after the last round, and those opened since
         self._plain_speed = PlainSpeed()
         self._num_in_round = 0  # sequences of the present round ...
         self._is_plain_round = False  # ... none of which has a draft
         # an operator who sets the longest wait says by it what a hub may cost
         self._account = HubAccount() if deadline_s is None else None
-        self._charging = _Charging(self._account, clock, self._at_hub)
+        self._charging = Charging(self._account, clock, self._at_hub)
         self._hub = HubConnection(transport, self._deadline, self, clock, self._account)
         self._drafted: set[RequestKey] = set()  # sequences that have a draft of the hub in this round
         self._drafted_share = 0.0  # of the round's draft tokens: those of the hub
         self._num_gained = 0.0  # tokens that the hub's drafts gained, on average over all sequences of the round
-        self._feature_request = FeatureRequest()  # of the last hub; kept while it is lost, as it may come back
 
     @property
     def is_connected(self) -> bool:
@@ -108,22 +102,22 @@ class RemoteDrafts:
             self._fallback.open(sequences)
         self._num_sequences += len(sequences)
         for sequence, wanted in zip(sequences, self._wanted(sequences, num_sequences=1), strict=True):
-            sequence.stats.num_spec_tokens = wanted.num_steps
+            sequence.note_length(wanted.num_steps)
         with self._charging:
-            opened = [self._new_sequence(each) for each in sequences if each.spec.num_draft_tokens != 0]
+            opened = [self._new_tag(each) for each in sequences if each.spec.num_draft_tokens != 0]
             for at_hub, wanted in self._with_first_budgets(opened):  # after all are there: they all count
                 self._hub.send(self._open(at_hub, wanted))
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        return self._feature_request.layers
+        return self._at_hub.feature_request.layers
 
     def add_prompt_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
-        at_hub = self._by_request.get(sequence.key)
+        at_hub = self._at_hub.by_request.get(sequence.key)
         if at_hub is None:
             return
         with self._charging:
-            at_hub.features.add(start, features)
+            at_hub.add_features(start, features)
             if at_hub.tag.session.is_held and not self._hub.is_lost:
                 self._hub.send(at_hub.frames())
 
@@ -136,7 +130,7 @@ class RemoteDrafts:
         return trees
 
     def _collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        held = [self._by_request.get(sequence.key) for sequence in batch]
+        held = [self._at_hub.by_request.get(sequence.key) for sequence in batch]
         for at_hub in filter(None, held):
             at_hub.stop_if_undraftable()
         waited = self._hub.wait([at_hub.tag for at_hub in held if at_hub is not None and at_hub.tag.is_awaited])
@@ -159,19 +153,18 @@ class RemoteDrafts:
 
     def _report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         messages: list[TargetToHub] = []
-        if self._hub.record.patience.is_pausing:
-            self._hub.record.patience.note_paused_step(self._clock())
+        self._hub.end_paused_step()
         running = [each for each, added in zip(batch, emitted, strict=True) if added.finish is None]
         budgets = self._budgets_of(running)
         for sequence, added in zip(batch, emitted, strict=True):
-            at_hub = self._by_request.get(sequence.key)
+            at_hub = self._at_hub.by_request.get(sequence.key)
             if at_hub is None:
                 continue
             if added.finish is not None:
                 messages += self._close(at_hub)
                 continue
             if added.features is not None:
-                at_hub.features.add(len(sequence.token_ids) - 1 - len(added.token_ids), added.features)
+                at_hub.add_features(len(sequence.token_ids) - 1 - len(added.token_ids), added.features)
             if at_hub in budgets:
                 tell = self._verdict if at_hub.tag.session.is_held else self._open
                 messages += tell(at_hub, budgets[at_hub])
@@ -182,7 +175,7 @@ class RemoteDrafts:
 
         Proposals for the next round are chosen together, and so are those of tags to open, which are for a later one.
         """
-        known = [self._by_request.get(each.key) for each in sequences]
+        known = [self._at_hub.by_request.get(each.key) for each in sequences]
         asking = [at_hub for at_hub in known if at_hub is not None and at_hub.tag.end_step(self._clock())]
         held = [at_hub for at_hub in asking if at_hub.tag.session.is_held]
         wanted = self._wanted([each.sequence for each in held], self._num_sequences)
@@ -192,7 +185,7 @@ class RemoteDrafts:
     def close(self, sequence: TargetSequence) -> None:
         if self._fallback is not None:
             self._fallback.close(sequence)
-        at_hub = self._by_request.get(sequence.key)
+        at_hub = self._at_hub.by_request.get(sequence.key)
         if at_hub is not None:
             self._hub.send(self._close(at_hub))
 
@@ -201,7 +194,7 @@ class RemoteDrafts:
         if self._is_plain_round:
             self._plain_speed.add_round(verify_s, self._num_in_round, self._clock())
         self._stats.plain_tokens_per_s = self._plain_speed.tokens_per_s(self._num_in_round)
-        self._hub.plain_tokens_per_s = self._stats.plain_tokens_per_s
+        self._hub.note_plain_speed(self._stats.plain_tokens_per_s)
         if self._account is not None:
             plain_s = self._plain_speed.round_s(self._num_in_round)
             self._account.end_round(
@@ -235,56 +228,46 @@ class RemoteDrafts:
 
     # ---------------------------------------------------------------- messages from the hub
 
-    def find(self) -> None:
+    def found(self) -> None:
         """As HubListener: open each tag from its token ids, unless the target rests. It opens them after the rest."""
         self._stats.num_reconnects = self._hub.num_found - 1
-        self._take_feature_request()
-        for at_hub, wanted in self._with_first_budgets(list(self._at_hub.values())):
+        self._at_hub.find_hub(self._transport.welcome)
+        for at_hub, wanted in self._with_first_budgets(list(self._at_hub.by_tag.values())):
             self._hub.send(self._open(at_hub, wanted))
 
-    def _take_feature_request(self) -> None:
-        """Note which features this hub wants. If it wants others than the last hub, the kept features are useless."""
-        welcome = self._transport.welcome
-        if welcome is None or FeatureRequest.of(welcome) == self._feature_request:
-            return
-        self._feature_request = FeatureRequest.of(welcome)
-        for at_hub in self._at_hub.values():
-            at_hub.features = FeatureOutbox(self._feature_request)
-
-    def drop(self, tag: HubTag | None) -> None:  # noqa: ARG002 (of the interface)
+    def dropped(self, tag: HubTag | None) -> None:  # noqa: ARG002 (of the interface)
         """As HubListener."""
         self._stats.num_stale_messages += 1
 
-    def take(self, tag: HubTag, message: Proposal | Reopen) -> None:
+    def reopened(self, tag: HubTag, answer: Reopen) -> None:  # noqa: ARG002 (of the interface)
         """As HubListener."""
-        if isinstance(message, Reopen):
-            tag.mark_absent()  # perhaps the tag can only be opened later; until then no round waits for it
-            ((at_hub, wanted),) = self._with_first_budgets([self._at_hub[tag]])
-            self._hub.send(self._open(at_hub, wanted))
-        elif message.retry_after_s:
-            tag.mark_absent()
-            self._hub.record.room.note_declined(self._clock(), message.retry_after_s)
-            self._stats.num_declined += 1
-        else:
-            self._take_proposal(tag, message)
+        tag.mark_absent()  # perhaps the tag can only be opened later; until then no round waits for it
+        ((at_hub, wanted),) = self._with_first_budgets([self._at_hub.by_tag[tag]])
+        self._hub.send(self._open(at_hub, wanted))
 
-    def _take_proposal(self, tag: HubTag, proposal: Proposal) -> None:
-        """Keep the proposal, or send the tokens that were committed meanwhile if it is useless after them."""
+    def declined(self, tag: HubTag, answer: Proposal) -> None:
+        """As HubListener."""
+        tag.mark_absent()
+        self._hub.note_declined(answer.retry_after_s)
+        self._stats.num_declined += 1
+
+    def proposed(self, tag: HubTag, proposal: Proposal) -> None:
+        """As HubListener: keep the proposal, or send the tokens that were committed meanwhile if it is useless."""
         if tag.is_opening:
-            self._hub.record.room.note_room()
+            self._hub.note_room()
         tag.note_proposal(proposal, self._clock())
         is_useful = tag.draft() != EMPTY_TREE
         if is_useful:
-            tag.patience.note_in_time()  # late or not
+            tag.note_useful()
         if is_useful or not tag.num_unsent:
             self._note_answer(tag, proposal)
         else:
-            at_hub = self._at_hub[tag]
+            at_hub = self._at_hub.by_tag[tag]
             (wanted,) = self._wanted([at_hub.sequence], self._num_sequences)
             self._hub.send(self._verdict(at_hub, wanted))
 
     def _note_answer(self, tag: HubTag, proposal: Proposal) -> None:
-        self._hub.record.patience.note_in_time()
+        self._hub.note_in_time()
         if self._hub.is_waiting:  # else the proposal may have come some time ago
             round_trip_s = self._clock() - tag.asked_s
             self._stats.t_c.add(max(0.0, round_trip_s - proposal.queue_s - proposal.service_s))
@@ -293,7 +276,7 @@ class RemoteDrafts:
 
     def _num_ready(self, batch: Sequence[TargetSequence]) -> int:
         """The number of sequences that the next round may have, whether or not they were in this round's batch."""
-        ready = [*batch, *(at_hub.sequence for at_hub in self._at_hub.values())]
+        ready = [*batch, *(at_hub.sequence for at_hub in self._at_hub.by_tag.values())]
         return len({each.key for each in ready if each.state is SequenceState.RUNNING})
 
     def _wanted(self, sequences: Sequence[TargetSequence], num_sequences: int) -> list[DraftBudget]:
@@ -310,63 +293,37 @@ class RemoteDrafts:
         num_sequences = max(self._num_sequences, len(self._at_hub))
         return list(zip(opened, self._wanted([each.sequence for each in opened], num_sequences), strict=True))
 
-    def _new_sequence(self, sequence: TargetSequence) -> SequenceAtHub:
-        tag = self._hub.new_tag(SequenceTokens(sequence), sequence.sampling, self._method)
-        at_hub = SequenceAtHub(sequence, tag, FeatureOutbox(self._feature_request))
-        self._at_hub[tag] = self._by_request[sequence.key] = at_hub
-        return at_hub
+    def _new_tag(self, sequence: TargetSequence) -> SequenceAtHub:
+        return self._at_hub.add(sequence, self._hub.new_tag(SequenceTokens(sequence), sequence.sampling, self._method))
 
     def _open(self, at_hub: SequenceAtHub, wanted: DraftBudget) -> list[TargetToHub]:
         """Returns: the messages that open the tag; none if no draft is wanted, or if it is too soon or too long.
 
         It is too soon during a rest, and while the hub is full and another tag asks for room.
         """
-        now, room = self._clock(), self._hub.record.room
+        now = self._clock()
         if not self._hub.may_open or not at_hub.tag.reopening.is_due(now) or not wanted.num_draft_tokens:
             return []
         messages = at_hub.ask(wanted, now)
-        if not messages:
-            event = "the hub cannot draft for a sequence: it is too long for a message"
-            self._log_limit.log(log.warning, event, num_tokens=len(at_hub.sequence.token_ids))
-            return []
-        room.note_opening(now)
-        if room.is_full or self._hub.is_pausing:  # the answer may be another refusal: no round waits for it
-            at_hub.tag.skip_wait()
+        if messages:
+            self._hub.note_opening(at_hub.tag)
+        else:
+            self._hub.note_unsendable(at_hub.tag)
         return messages
 
     def _verdict(self, at_hub: SequenceAtHub, wanted: DraftBudget) -> list[TargetToHub]:
         """Send the tokens, and ask for a draft unless the tag or the hub is in a pause."""
         tag, now = at_hub.tag, self._clock()
-        if tag.patience.is_pausing or self._hub.is_pausing:
+        if tag.end_paused_step(now) or self._hub.is_pausing:
             wanted = NO_DRAFT
-        if tag.patience.is_pausing:
-            tag.patience.note_paused_step(now)
         tag.fall_behind(not tag.num_wanted)
         return at_hub.ask(wanted, now)
 
     def _close(self, at_hub: SequenceAtHub) -> list[TargetToHub]:
         """Drop the sequence. Returns: the message for the hub, if it needs one."""
-        del self._at_hub[at_hub.tag]
-        del self._by_request[at_hub.sequence.key]
+        self._at_hub.remove(at_hub)
         message = self._hub.close_tag(at_hub.tag)
         return [] if message is None else [message]
-
-
-class _Charging:
-    """Charges the time of a `with` block to the hub's account. An idle target charges nothing."""
-
-    def __init__(self, account: HubAccount | None, clock: Callable[[], float], at_hub: Sized) -> None:
-        self._account = account
-        self._clock = clock
-        self._at_hub = at_hub
-        self._started_s = 0.0
-
-    def __enter__(self) -> None:
-        self._started_s = self._clock()
-
-    def __exit__(self, *exception: object) -> None:
-        if self._account is not None and self._at_hub:
-            self._account.add_time(self._clock() - self._started_s)
 
 
 def _num_tokens(trees: Sequence[DraftTree]) -> int:

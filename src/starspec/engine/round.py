@@ -74,11 +74,12 @@ class RoundRunner:
             first_row = rows.stop
             added = sequence.extend(result.token_ids, _logprobs(sequence, result, output.logits[rows]))
             if output.features is not None:
-                added.features = output.features[rows][list(result.rows[: len(added.token_ids)])]
+                added.keep_features(output.features[rows], result.rows)
             assert sequence.row is not None
             self.runner.cache.commit(sequence.row, result.rows[: len(added.token_ids)])
-            num_accepted = min(result.num_accepted, len(added.token_ids))
-            self._count_tokens(sequence, tree.num_draft_tokens, num_accepted, len(added.token_ids))
+            num_accepted, num_emitted = min(result.num_accepted, len(added.token_ids)), len(added.token_ids)
+            sequence.count_round(tree.num_draft_tokens, num_accepted, num_emitted, self.clock())
+            self.stats.acceptance.add_round(tree.num_draft_tokens, num_accepted, num_emitted)
             round_outputs.append(added)
         return round_outputs
 
@@ -99,17 +100,6 @@ class RoundRunner:
         stats.num_sequence_rounds += num_sequences
         stats.draft_s += draft_s
         stats.verify_s += verify_s - (stats.moved_s - moved_before_s)
-
-    def _count_tokens(
-        self, sequence: TargetSequence, num_draft_tokens: int, num_accepted: int, num_emitted: int
-    ) -> None:
-        now = self.clock()
-        if sequence.first_token_s is None:
-            sequence.first_token_s = now
-            sequence.stats.time_to_first_token_s = now - sequence.arrived_s
-        sequence.stats.generation_s = now - sequence.first_token_s
-        sequence.stats.add_round(num_draft_tokens, num_accepted, num_emitted)
-        self.stats.acceptance.add_round(num_draft_tokens, num_accepted, num_emitted)
 
 
 def _segment(sequence: TargetSequence, tree: DraftTree) -> Segment:

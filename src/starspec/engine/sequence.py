@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
@@ -41,12 +42,23 @@ class RoundOutput:
     finish: Finish | None = None
     features: Tensor | None = None  # [tokens, F], of the position before each token; None if the drafts need none
 
+    def keep_features(self, features: Tensor, rows: Sequence[int]) -> None:
+        """Keep the features of the positions before the tokens.
+
+        Args:
+            features: [nodes, F] of the sequence's root and draft nodes.
+            rows: of `features`, one for each token that was given to `TargetSequence.extend`.
+        """
+        self.features = features[list(rows[: len(self.token_ids)])]
+
 
 class TargetSequence:
     """A request from its arrival to its last token.
 
     While it is RUNNING, its cache row holds the keys and values of every committed token but the last. The last token
     is the root of the next forward.
+
+    Only methods of this class change its state. The engine, its rounds and the drafts say by them what has happened.
     """
 
     def __init__(
@@ -71,8 +83,8 @@ class TargetSequence:
         self.stats = RequestStats()
         self.arrived_s = arrived_s
         self.admitted_s = float("inf")  # when it got its cache row
-        self.first_token_s: float | None = None
         self.num_passed_over = 0  # consecutive steps that chose others instead, for a row or for a round
+        self._first_token_s: float | None = None
         self._eos_token_ids = frozenset(eos_token_ids)
         self._end_token_ids = frozenset(spec.sampling.end_token_ids)
         self._detokenizer = detokenizer
@@ -89,6 +101,42 @@ class TargetSequence:
     def num_remaining(self) -> int:
         """Tokens that may still be generated."""
         return self.max_len - len(self.token_ids)
+
+    def admit(self, row: int, now: float) -> None:
+        """It gets a cache row, so that its prompt can be forwarded."""
+        self.row, self.admitted_s = row, now
+        self.stats.queue_s = now - self.arrived_s
+        self.state = SequenceState.PREFILLING
+
+    def end_prefill(self) -> None:
+        """The cache row holds the prompt but for its last token: it takes part in rounds."""
+        self.state = SequenceState.RUNNING
+
+    def release(self) -> int | None:
+        """It has ended. Returns: the cache row to free; None if it has none."""
+        row, self.row = self.row, None
+        self.state = SequenceState.FINISHED
+        return row
+
+    def note_chosen(self) -> None:
+        """A step gives it a row, or has it in its round."""
+        self.num_passed_over = 0
+
+    def note_passed_over(self) -> None:
+        """A step chose others, although it was ready."""
+        self.num_passed_over += 1
+
+    def note_length(self, num_steps: int) -> None:
+        """Drafts of so many steps are asked for at first."""
+        self.stats.num_spec_tokens = num_steps
+
+    def count_round(self, num_draft_tokens: int, num_accepted: int, num_emitted: int, now: float) -> None:
+        """A round has added tokens. Args: as `AcceptanceStats.add_round`. Effects: changes `stats`."""
+        if self._first_token_s is None:
+            self._first_token_s = now
+            self.stats.time_to_first_token_s = now - self.arrived_s
+        self.stats.generation_s = now - self._first_token_s
+        self.stats.add_round(num_draft_tokens, num_accepted, num_emitted)
 
     def extend(self, token_ids: tuple[int, ...], logprobs: list[TokenLogprob]) -> RoundOutput:
         """Commit the tokens of one verdict, up to and including the token that ends the answer.

@@ -1,4 +1,4 @@
-"""One sequence at the hub, as our engine keeps it: its tag, and the target's features for a hub that wants them.
+"""Sequences at the hub, as our engine keeps them: tags, and the target's features for a hub that wants them.
 
 A hub whose draft is an EAGLE head wants the target's hidden states. It gets each of them once, and for a tag that is
 opened only the last `window` positions (StarSD appendix E.2: only what the next draft needs crosses the wire, once).
@@ -15,7 +15,7 @@ from torch import Tensor
 from starspec.cache.features import FeatureTail, are_readable, to_bytes
 from starspec.client.tag import HubTag
 from starspec.engine.sequence import SequenceState, TargetSequence
-from starspec.ids import Tag
+from starspec.ids import RequestKey, Tag
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.wire.messages import Features, Open, TargetToHub, Verdict, Welcome
 
@@ -103,6 +103,14 @@ class SequenceAtHub:
     tag: HubTag
     features: FeatureOutbox
 
+    def want_features(self, request: FeatureRequest) -> None:
+        """The hub wants these features, and no others: those that were kept are useless."""
+        self.features = FeatureOutbox(request)
+
+    def add_features(self, start: int, features: Tensor) -> None:
+        """As `FeatureOutbox.add`."""
+        self.features.add(start, features)
+
     @property
     def is_draftable(self) -> bool:
         """Whether the hub has, or soon gets, all that it needs to draft after the committed tokens."""
@@ -142,3 +150,34 @@ class SequenceAtHub:
         frames = self.frames()
         early = [each for each in frames if each.start < message.base_len]
         return [*early, message, *frames[len(early) :]]
+
+
+class SequencesAtHub:
+    """The sequences that have a tag, and the features that their hub wants."""
+
+    def __init__(self) -> None:
+        self.by_tag: dict[HubTag, SequenceAtHub] = {}
+        self.by_request: dict[RequestKey, SequenceAtHub] = {}
+        self.feature_request = FeatureRequest()  # of the last hub; kept while it is lost, as it may come back
+
+    def __len__(self) -> int:
+        return len(self.by_tag)
+
+    def add(self, sequence: TargetSequence, tag: HubTag) -> SequenceAtHub:
+        """The sequence gets this tag."""
+        at_hub = SequenceAtHub(sequence, tag, FeatureOutbox(self.feature_request))
+        self.by_tag[tag] = self.by_request[sequence.key] = at_hub
+        return at_hub
+
+    def remove(self, at_hub: SequenceAtHub) -> None:
+        """The sequence has ended."""
+        del self.by_tag[at_hub.tag]
+        del self.by_request[at_hub.sequence.key]
+
+    def find_hub(self, welcome: Welcome | None) -> None:
+        """A hub was found, with this answer to the handshake. The kept features are useless if it wants others."""
+        if welcome is None or FeatureRequest.of(welcome) == self.feature_request:
+            return
+        self.feature_request = FeatureRequest.of(welcome)
+        for at_hub in self.by_tag.values():
+            at_hub.want_features(self.feature_request)

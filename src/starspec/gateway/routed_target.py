@@ -108,7 +108,7 @@ class RoutedTarget:
         self._noted_state, self._state_since_s = TargetHealth.UNREACHABLE, clock()
         self.status: TargetStatus | None = None
         self.name: TargetId | None = None  # as it said last; None: it has never told its status
-        self.last_assigned = 0
+        self._last_assigned = 0
 
     @property
     def endpoint(self) -> str:
@@ -138,7 +138,11 @@ class RoutedTarget:
     def snapshot(self) -> TargetSnapshot:
         """What the choice of a target needs to know about it now."""
         max_model_len = self.status.max_model_len if self.can_answer and self.status is not None else 0
-        return TargetSnapshot(max_model_len, self._vitals.silence_s(self._clock()), self.load, self.last_assigned)
+        return TargetSnapshot(max_model_len, self._vitals.silence_s(self._clock()), self.load, self._last_assigned)
+
+    def note_assigned(self, number: int) -> None:
+        """It was chosen for a request. Args: number: of the request; a later request has a higher one."""
+        self._last_assigned = number
 
     @property
     def is_live(self) -> bool:

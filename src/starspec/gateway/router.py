@@ -101,7 +101,7 @@ class Router:
             raise CapacityError("no target is connected that could take this request", NO_TARGET_S)
         routed = others[index]
         self._num_assigned += 1
-        routed.last_assigned = self._num_assigned
+        routed.note_assigned(self._num_assigned)
         return routed
 
     def relieve(self) -> None:

@@ -99,7 +99,7 @@ class AheadSteps:
         waited_s = self._last_until_s - arrived_s
         for sequence in self._last if waited_s > 0.0 else ():
             if sequence is not waiting:  # the wait already makes its own round longer
-                sequence.round.charge(waited_s / len(self._last))
+                sequence.charge(waited_s / len(self._last))
 
     def check_integrity(self) -> None:
         """Raises: OurBug unless all sequences that are prepared are in verification."""

@@ -75,7 +75,6 @@ class DraftHub:
     ) -> None:
         self.stats = HubStats()
         self._drafter = drafter
-        self._clock = clock
         self._config = config
         self._feature_window = feature_window
         self._scheduler = DraftScheduler(
@@ -166,9 +165,7 @@ class DraftHub:
             self._decline(key, now)
             return
         self._proposals.judge(sequence, verdict.token_ids, now)
-        self._proposals.commit(sequence, verdict.token_ids)
-        self._answer(sequence, budget, now)
-        self._proposals.count_hit(sequence, budget)
+        self._reply_if_ready(sequence, self._proposals.go_on(sequence, verdict.token_ids, budget, now))
 
     def _handle_open(self, key: TagKey, opened: Open, now: float) -> None:
         session = self._session(key)
@@ -177,9 +174,8 @@ class DraftHub:
         sequence = self._sequences.get(key)
         is_admitted = self._links.ask_admission(key.link_id, opened.budget, now)
         if is_admitted and sequence is not None and sequence.is_continued_by(opened):
-            self._proposals.commit(sequence, opened.token_ids[len(sequence.token_ids) :])
-            self._answer(sequence, opened.budget, now)
-            self._proposals.count_hit(sequence, opened.budget)
+            added = opened.token_ids[len(sequence.token_ids) :]
+            self._reply_if_ready(sequence, self._proposals.go_on(sequence, added, opened.budget, now))
             return
         self._drop(key)
         if not is_admitted or self._pause.is_pausing(now) or not self._make_place(key.link_id, now):
@@ -188,7 +184,7 @@ class DraftHub:
         link = self._links[key.link_id]
         sequence = DraftSequence(key, opened, session, link.limits, now, link.begin_sequence())
         self._sequences[key] = sequence
-        self._answer(sequence, opened.budget, now)
+        self._reply_if_ready(sequence, self._proposals.answer(sequence, opened.budget, now))
 
     def _make_place(self, link_id: LinkId, now: float) -> bool:
         """Whether the target gets a place for one more tag. Effects: another target may lose one for it."""
@@ -225,15 +221,6 @@ class DraftHub:
         """Whether the target may get the next proposal; always True if this proposal was sent early."""
         is_answered = sequence.round.early_proposal is not None
         return is_answered or self._links.ask_admission(sequence.key.link_id, budget, now)
-
-    def _answer(self, sequence: DraftSequence, budget: DraftBudget, now: float) -> None:
-        """The target asks for the next proposal. Send it, if the tree has it; else the sequence waits for draft steps.
-
-        Args:
-            now: when the request arrived.
-        """
-        self._proposals.request(sequence, budget, now)
-        self._reply_if_ready(sequence, self._proposals.answer(sequence, max(now, self._clock())))
 
     # ---- early answers, while a draft step runs ahead (ADR 22)
 

@@ -20,9 +20,9 @@ from starspec.wire.messages import Proposal, TargetToHub, Verdict
 class ProposalMaker:
     """Makes the proposals that targets request. It neither opens sequences nor drops them.
 
-        judge ──> commit ──> request ──> answer ──> run_step ──> propose_if_ready ──> end_step
-                                           │                           │
-                                           └── a proposal, if ready ───┘
+        judge ──> go_on ──> run_step ──> propose_if_ready ──> end_step
+                    │                           │
+                    └── a proposal, if ready ───┘
 
     Args:
         drafter: makes draft tokens.
@@ -56,18 +56,36 @@ class ProposalMaker:
         key = sequence.key
         self._links[key.link_id].add_verdict(key.tag, sequence.judge(token_ids, now), now)
 
-    def commit(self, sequence: DraftSequence, token_ids: list[int]) -> None:
+    def go_on(self, sequence: DraftSequence, token_ids: list[int], budget: DraftBudget, now: float) -> Proposal | None:
+        """The target of a sequence that is held has committed these tokens, and asks for the next proposal.
+
+        Args, returns: as `answer`.
+        """
+        self._commit(sequence, token_ids)
+        proposal = self.answer(sequence, budget, now)
+        self._count_hit(sequence, budget)
+        return proposal
+
+    def answer(self, sequence: DraftSequence, budget: DraftBudget, now: float) -> Proposal | None:
+        """Answer a request: with a proposal, if the tree has it already; else the sequence waits for draft steps.
+
+        Args:
+            now: when the request arrived.
+        Returns: what to send now, if anything.
+        """
+        self._request(sequence, budget, now)
+        proposal = self._propose_if_ready(sequence, max(now, self._clock()))
+        self.update(sequence)
+        return proposal
+
+    def _commit(self, sequence: DraftSequence, token_ids: list[int]) -> None:
         """Append the tokens, and keep the parts of tree and row that are still right."""
         if token_ids:
             self._drafter.note_commit(sequence, token_ids, sequence.commit(token_ids))
             self._recorder.add_wasted(sequence.num_wasted)
 
-    def request(self, sequence: DraftSequence, budget: DraftBudget, now: float) -> None:
-        """Note that the target wants the next proposal, within its rate limit.
-
-        Args:
-            now: when the request arrived.
-        """
+    def _request(self, sequence: DraftSequence, budget: DraftBudget, now: float) -> None:
+        """Note that the target wants the next proposal, within its rate limit."""
         link, tag, wants_drafts = self._links[sequence.key.link_id], sequence.key.tag, budget.num_draft_tokens > 0
         link.reserve(tag, 0)
         is_rate_limited = wants_drafts and not link.may_draft(now)
@@ -78,16 +96,7 @@ class ProposalMaker:
         if wants_drafts and not is_rate_limited and sequence.round.early_proposal is None:
             self._ahead.charge_wait(sequence, now)
 
-    def answer(self, sequence: DraftSequence, now: float) -> Proposal | None:
-        """Answer a request: with a proposal, if the tree has it already; else the sequence waits for draft steps.
-
-        Returns: what to send now, if anything.
-        """
-        proposal = self._propose_if_ready(sequence, now)
-        self.update(sequence)
-        return proposal
-
-    def count_hit(self, sequence: DraftSequence, budget: DraftBudget) -> None:
+    def _count_hit(self, sequence: DraftSequence, budget: DraftBudget) -> None:
         """Count a hit or a miss after `answer`. A hit: the proposal was there when the target asked for it."""
         if budget.num_draft_tokens and not sequence.is_rate_limited and sequence.room:
             self._recorder.add_hit_or_miss(is_hit=sequence.round.request is None)
@@ -191,7 +200,6 @@ class ProposalMaker:
 
     def _note_proposal(self, sequence: DraftSequence, proposal: Proposal, tree: DraftTree, made_s: float) -> None:
         """A proposal is sent, or was sent early."""
-        sequence.session.send(proposal)
-        made = sequence.mark_proposed(tree, made_s)
+        made = sequence.mark_proposed(proposal, tree, made_s)
         self._recorder.add_proposal(made)
         self._links[sequence.key.link_id].add_proposal(made)

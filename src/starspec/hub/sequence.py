@@ -32,7 +32,8 @@ class DraftSequence:
     The tree stays after it has been proposed: the verdict tells how much of it, and of its K/V, remains true.
 
     Only methods of this class change its state; others read it. Drafters hand it rows and children, the hub hands it
-    requests and committed tokens.
+    requests and committed tokens. One part is not its own: the hub moves `session`, which it also keeps for tags
+    without a sequence.
 
     Args:
         ahead_choice: decides from round to round whether this sequence is drafted ahead, and how.
@@ -215,11 +216,21 @@ class DraftSequence:
         """The best nodes of the tree, for the owed proposal."""
         return self.tree.best(self.round.budget)
 
-    def mark_proposed(self, proposed: DraftTree, now: float) -> MadeProposal:
-        """The owed proposal was made at `now`. Raises: OurBug if none is owed."""
+    def mark_proposed(self, proposal: Proposal, proposed: DraftTree, now: float) -> MadeProposal:
+        """The owed proposal was made at `now`, and leaves now if it did not leave early.
+
+        Args:
+            proposed: the tree in it.
+        Raises: LocalProtocolError or OurBug if no such proposal is owed.
+        """
+        self.session.send(proposal)
         self.last_used_s = now
         nodes, num_forwarded = self.tree.proposed(self.round.budget), len(self.tree.forwarded)
         return self.round.mark_proposed(proposed, nodes, num_forwarded, self._num_kept_ahead, now)
+
+    def charge(self, seconds: float) -> None:
+        """As `DraftRound.charge`."""
+        self.round.charge(seconds)
 
     # ---- early answers (ADR 22)
 

@@ -40,11 +40,15 @@ class Allowance:
     """
 
     def __init__(self, per_s: float, burst: float) -> None:
-        self.per_s = per_s
+        self._per_s = per_s
         self._burst = burst
         self._unasked = burst
         self._owed = 0.0
         self._filled_s = float("-inf")
+
+    def set_rate(self, per_s: float) -> None:
+        """From the last use on, so many units may come unasked each second."""
+        self._per_s = per_s
 
     def owe(self, num_units: float) -> None:
         """The peer was asked for so many units more."""
@@ -72,7 +76,7 @@ class Allowance:
 
     def _refill(self, now: float) -> None:
         since_s = max(0.0, now - self._filled_s)
-        self._unasked = min(self._burst, self._unasked + self.per_s * since_s)
+        self._unasked = min(self._burst, self._unasked + self._per_s * since_s)
         self._filled_s = max(self._filled_s, now)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import TypedDict
 
 from starspec.bench.batch.methods import MethodRun
 from starspec.bench.batch.plan import BatchMethod
@@ -96,11 +97,6 @@ def batch_row(
     answers = runs[-1].served.answers
     num_compared = sum(map(len, answered))
     total = sum_of([run.stats for run in runs])
-    rounds, seconds = max(1, total.num_rounds), total.total_s or 1.0
-    acceptance = AcceptanceStats()
-    for answer in answers:
-        acceptance.add(answer.stats.acceptance)
-    rate = Spread.of([round(run.tokens_per_s, 3) for run in runs])
     roundings = [each.rounding for each in differing if each.rounding is not None]
     ms_per_token = Spread.of([_ms_per_token(run, run.stats.total_s) for run in runs])
     ms_alone = Spread.of([_ms_per_token(run, run.stats.total_s) for run in alone]) if alone else None
@@ -118,7 +114,7 @@ def batch_row(
         num_explained=sum(each.is_near_tie is True for each in differing),
         largest_rounding=max(roundings, default=None),
         first_divergence=differing[0] if differing else None,
-        tokens_per_s=rate,
+        tokens_per_s=Spread.of([round(run.tokens_per_s, 3) for run in runs]),
         batch_scaling=ratio_of(ms_alone, ms_per_token) if ms_alone else None,
         ms_per_token=ms_per_token,
         ms_per_sequence_round=_ms(total.total_s / max(1, total.num_sequence_rounds)),
@@ -128,6 +124,37 @@ def batch_row(
         prefill_s=round(sum(run.prefill_s for run in runs) / len(runs), 4),
         draft_prefill_s=round(sum(run.draft_prefill_s for run in runs) / len(runs), 4),
         num_verify_calls=runs[-1].stats.num_rounds,
+        **_round_times(total),
+        grouping_rate=round(total.grouping_rate, 4),
+        grouping_wait_s=round(total.grouping_wait_s / len(answers) / len(runs), 4),
+        longest_wait_rounds=max(run.stats.longest_wait_rounds for run in runs),
+        acceptance_length=None if method.is_plain else _acceptance_length(answers),
+        completion=completion,
+        peak_mib=max((run.peak_mib for run in runs if run.peak_mib is not None), default=None),
+        output_sha256=hash_token_ids([each.token_ids for each in answers]),
+    )
+
+
+class _RoundTimes(TypedDict):
+    """The fields of a row that say what its rounds spent their time on."""
+
+    sequences_per_round: float
+    ms_per_verify: float
+    ms_draft: float
+    ms_realign_pad: float
+    ms_realign_kv: float
+    ms_copy: float
+    ms_schedule: float
+    draft_share: float
+    verify_share: float
+    overhead_share: float
+    realign_share: float
+
+
+def _round_times(total: BatchStats) -> _RoundTimes:
+    """Args: total: of all repeats."""
+    rounds, seconds = max(1, total.num_rounds), total.total_s or 1.0
+    return _RoundTimes(
         sequences_per_round=round(total.num_sequence_rounds / rounds, 2),
         ms_per_verify=_ms(total.verify_s / rounds),
         ms_draft=_ms(total.draft_s / rounds),
@@ -139,14 +166,14 @@ def batch_row(
         verify_share=round(total.verify_s / seconds, 4),
         overhead_share=round(total.overhead_s / seconds, 4),
         realign_share=round(total.realign_s / seconds, 4),
-        grouping_rate=round(total.grouping_rate, 4),
-        grouping_wait_s=round(total.grouping_wait_s / len(answers) / len(runs), 4),
-        longest_wait_rounds=max(run.stats.longest_wait_rounds for run in runs),
-        acceptance_length=None if method.is_plain else round(acceptance.acceptance_length, 3),
-        completion=completion,
-        peak_mib=max((run.peak_mib for run in runs if run.peak_mib is not None), default=None),
-        output_sha256=hash_token_ids([each.token_ids for each in answers]),
     )
+
+
+def _acceptance_length(answers: Sequence[JobResult]) -> float:
+    acceptance = AcceptanceStats()
+    for answer in answers:
+        acceptance.add(answer.stats.acceptance)
+    return round(acceptance.acceptance_length, 3)
 
 
 def completion_of(runs: Sequence[MethodRun], arrivals_per_s: float) -> Completion:

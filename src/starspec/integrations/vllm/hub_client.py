@@ -9,21 +9,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import structlog
-
 from starspec.client.connection import HubConnection
 from starspec.client.tag import HubTag
 from starspec.integrations.vllm.draft import Draft, DraftRequest
 from starspec.integrations.vllm.rows import KnownRequest
-from starspec.log_limit import LogLimit
 from starspec.policy.deadline import StepTimeDeadline
 from starspec.policy.length.hub_lessons import HubLessons
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 from starspec.wire.messages import Open, Proposal, Reopen, TargetToHub
 from starspec.wire.transports.base import TargetTransport
-
-log = structlog.get_logger()
 
 LIKELIEST: Final = SamplingSpec(temperature=0.0)  # what the hub proposes; vLLM tells a proposer no sampling parameters
 
@@ -49,7 +44,6 @@ class HubClient:
         self._vocab_size = vocab_size
         self._p_min = p_min
         self._clock = clock
-        self._log_limit = LogLimit(clock)
         self._hub = HubConnection(transport, deadline, self, clock)
         self._tags: dict[KnownRequest, HubTag] = {}
 
@@ -114,8 +108,7 @@ class HubClient:
         self._hub.receive(0.0)
         if self._hub.is_lost:
             return None
-        if self._hub.record.patience.is_pausing:
-            self._hub.record.patience.note_paused_step(self._clock())
+        if self._hub.end_paused_step():
             for each_tag in self._tags.values():
                 each_tag.fall_behind()
             return None
@@ -154,16 +147,14 @@ class HubClient:
         if tag is None and wanted.num_draft_tokens:
             tag = self._hub.new_tag(wanted.request, LIKELIEST, vocab_size=self._vocab_size)
             self._tags[wanted.request] = tag
-        if tag is not None and tag.is_unanswered and tag.prefill_wait.is_overdue(now):
-            wanted.request.prefilled_by = self.holder_of(wanted.request)  # true if only the answer was lost
-            tag.mark_absent()
+        if tag is not None and tag.give_up_if_overdue(now):
+            wanted.request.note_prefilled(self.num_found)  # true if only the answer was lost
         if tag is None or tag.is_unanswered:
             return None
         if self._rest_of(tag):  # the proposal came late, and begins with the tokens
             return None
         tag.drop_proposal()
-        if tag.patience.is_pausing:
-            tag.patience.note_paused_step(now)
+        if tag.end_paused_step(now):
             tag.fall_behind()
             return None
         budget = tag.limited(self._budget(wanted.num_draft_tokens))
@@ -176,8 +167,7 @@ class HubClient:
         is_catch_up = tag.should_catch_up
         message = tag.ask(self._budget(1) if is_catch_up else budget, self._clock(), is_catch_up=is_catch_up)
         if message is None:
-            event = "the hub cannot draft for a request: it is too long for a message, or has an unknown token id"
-            self._log_limit.log(log.warning, event, num_tokens=len(request))
+            self._hub.note_unsendable(tag)
             return None
         if is_catch_up:
             self._count_sent(tag, len(message.token_ids))
@@ -213,31 +203,35 @@ class HubClient:
             return None
         num_requested = tag.num_wanted - (len(wanted.request) - tag.proposal.prefix_len)
         tag.note_use()
-        self._hub.record.patience.note_in_time()
+        self._hub.note_in_time()
         return Draft(token_ids, max(len(token_ids), min(num_requested, wanted.num_draft_tokens)))
 
-    def take(self, tag: HubTag, message: Proposal | Reopen) -> None:
+    def proposed(self, tag: HubTag, proposal: Proposal) -> None:
         """As HubListener."""
-        now = self._clock()
+        self._count_answered(tag, has_drafted=not proposal.is_hopeless)
+        tag.note_proposal(proposal, self._clock())
+
+    def declined(self, tag: HubTag, answer: Proposal) -> None:
+        """As HubListener."""
+        self._count_answered(tag, has_drafted=False)
+        tag.note_declined(self._clock(), answer.retry_after_s)
+
+    def reopened(self, tag: HubTag, answer: Reopen) -> None:  # noqa: ARG002 (of the interface)
+        """As HubListener."""
+        self._count_answered(tag, has_drafted=False)
+        tag.note_answer(self._clock(), is_hopeless=False)
+
+    def _count_answered(self, tag: HubTag, *, has_drafted: bool) -> None:
+        """Call it before the tag is told of the answer."""
         if tag.is_awaited:
-            self._hub.record.patience.note_in_time()
+            self._hub.note_in_time()
         if tag.is_opening or tag.is_catching_up:
-            self._count_answered(tag, message)
-        if isinstance(message, Reopen):
-            tag.note_answer(now, is_hopeless=False)
-        elif message.retry_after_s:
-            tag.note_declined(now, message.retry_after_s)
-        else:
-            tag.note_proposal(message, now)
+            self.lessons.note_answered(tag.end_prefill(), has_drafted=has_drafted)
 
-    def _count_answered(self, tag: HubTag, message: Proposal | Reopen) -> None:
-        is_refused = isinstance(message, Reopen) or message.is_hopeless or message.retry_after_s > 0.0
-        self.lessons.note_answered(tag.end_prefill(), has_drafted=not is_refused)
-
-    def drop(self, tag: HubTag | None) -> None:
+    def dropped(self, tag: HubTag | None) -> None:
         """As HubListener: a request whose answer breaks the protocol is opened anew."""
         if tag is not None:
             tag.mark_absent()
 
-    def find(self) -> None:
+    def found(self) -> None:
         """As HubListener: there is nothing to do before the next step wants drafts."""

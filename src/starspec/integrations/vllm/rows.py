@@ -59,6 +59,10 @@ class KnownRequest:
         self._buffer[self._len : end] = token_ids
         self._len = end
 
+    def note_prefilled(self, hub: int) -> None:
+        """The hub of this number may have most of the tokens, although it has not answered."""
+        self.prefilled_by = hub
+
     def begins(self, row: Tokens) -> bool:
         """Whether a row [S] begins with these tokens, by a sample of them. The row must be at least as long."""
         known, seen = self._buffer[: self._len], row[: self._len]

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import zmq
 
 from starspec.ids import LinkId
-from starspec.policy.peer_limits import has_caught_up, share_of_work, should_pause
+from starspec.policy.peer_limits import has_caught_up, should_pause
 from starspec.tracing import Tracer
 from starspec.wire.codec import encode
 from starspec.wire.messages import Goodbye
@@ -128,8 +128,7 @@ class HubIoLoop:
     def close(self) -> None:
         """Close every socket."""
         for link in self._links.values():
-            link.socket.linger = GOODBYE_MS
-            link.close()
+            link.close(GOODBYE_MS)
         self._public_port.close()
         self._queues.close()
 
@@ -175,11 +174,10 @@ class HubIoLoop:
         self._public_port.end_links_of_removed_keys(self._links.values())
         for link in self._links.values():
             link.check(now)
-            link.allowance.per_s = share_of_work(len(self._links))
+            link.share_work(len(self._links))
         for link in list(self._paused):
-            if has_caught_up(self._backlog(link)) and link.allowance.has_units(now):
+            if has_caught_up(self._backlog(link)) and link.resume(now):
                 self._paused.discard(link)
-                link.has_sent_too_much = False
                 self._poller.register(link.socket, zmq.POLLIN)
 
     def _close_ended_links(self, now: float) -> list[Arrival]:

@@ -12,7 +12,15 @@ import zmq
 from starspec.audit import AuditLog
 from starspec.errors import PeerProtocolError
 from starspec.log_limit import LogLimit
-from starspec.policy.peer_limits import DRAFT_WORK, WORK_BURST, WORK_PER_S, Allowance, spared_by_features, work_of
+from starspec.policy.peer_limits import (
+    DRAFT_WORK,
+    WORK_BURST,
+    WORK_PER_S,
+    Allowance,
+    share_of_work,
+    spared_by_features,
+    work_of,
+)
 from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import Fault, Features, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
@@ -59,7 +67,7 @@ class HubLink:
         self.has_joined = False  # whether the hub knows of this link
         self.left: str | None = None  # why the link is over
         self.used_at = now  # when the target asked for something last
-        self.allowance = Allowance(WORK_PER_S, WORK_BURST)
+        self._allowance = Allowance(WORK_PER_S, WORK_BURST)
         self.has_sent_too_much = False  # more than its allowance, when it was read last
         self._monitor = SocketMonitor(socket, LOST)
         self._identity = terms.link_id.encode()
@@ -91,7 +99,7 @@ class HubLink:
             except PeerProtocolError as error:
                 self._reject(identity, error, now)
             if identity == self._identity:
-                self.has_sent_too_much = not self.allowance.take(work, now)
+                self.has_sent_too_much = not self._allowance.take(work, now)
             if self.left is not None or self.has_sent_too_much:
                 break
         self.num_queued += len(arrivals)
@@ -104,9 +112,19 @@ class HubLink:
             num_drafts: how many of them are proposals with draft tokens.
         Returns: False if the target is gone or does not read.
         """
-        self.allowance.owe(DRAFT_WORK * num_drafts)
+        self._allowance.owe(DRAFT_WORK * num_drafts)
         starts = range(0, len(frames), MAX_MESSAGES)
         return all(self._send(self._identity, frames[start : start + MAX_MESSAGES]) for start in starts)
+
+    def share_work(self, num_links: int) -> None:
+        """The targets of so many links share what may be sent unasked."""
+        self._allowance.set_rate(share_of_work(num_links))
+
+    def resume(self, now: float) -> bool:
+        """Let the target send again, if its allowance permits it. Returns: whether it may."""
+        may_send = self._allowance.has_units(now)
+        self.has_sent_too_much &= not may_send
+        return may_send
 
     def welcome_again(self) -> Welcome:
         """The answer to a repeated Hello. The time to attach goes on."""
@@ -138,8 +156,14 @@ class HubLink:
         self._link.lose()
         self.left = self.left or reason
 
-    def close(self) -> None:
-        """Close the port and the sockets."""
+    def close(self, linger_ms: int | None = None) -> None:
+        """Close the port and the sockets.
+
+        Args:
+            linger_ms: how long what was written may still leave; None = as long as after `dismiss`, or not at all.
+        """
+        if linger_ms is not None:
+            self.socket.linger = linger_ms
         self._monitor.close()
 
     def last_arrival(self, now: float) -> Arrival:
