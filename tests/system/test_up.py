@@ -102,6 +102,7 @@ class Streaming(threading.Thread):
         self.text = ""
         self.has_begun = threading.Event()
         self.is_whole = False
+        self.failure: object = None  # the error that ended it
         self.start()
 
     def run(self) -> None:
@@ -111,8 +112,9 @@ class Streaming(threading.Thread):
                 if line == "data: [DONE]":
                     self.is_whole = True
                 elif line.startswith("data: "):
-                    choices = json.loads(line.removeprefix("data: "))["choices"]
-                    self.text += "".join(choice["text"] for choice in choices)
+                    event = json.loads(line.removeprefix("data: "))
+                    self.failure = event.get("error")
+                    self.text += "".join(choice["text"] for choice in event.get("choices", []))
                     self.has_begun.set()
 
 
@@ -132,7 +134,7 @@ def test_a_star_serves_survives_deaths_and_stops_clean(tmp_path: Path) -> None:
         assert first_hub is not None
         first_hub.kill()
         stream.join(LIMIT_S)
-        assert stream.is_whole
+        assert stream.is_whole, stream.failure
         assert stream.text == plain
         until(lambda: (hub := up.child("draft")) and hub.pid != first_hub.pid, "the hub's restart")
         until(lambda: _num_accepted(answer(url)) > 0, "speculation with the restarted hub")
@@ -217,7 +219,7 @@ def test_a_stop_drains_what_is_running_and_refuses_what_is_new(tmp_path: Path, t
             child.send_signal(number)
         assert up.end(number) == 0
         stream.join(LIMIT_S)
-        assert stream.is_whole
+        assert stream.is_whole, stream.failure
         assert stream.text == whole
         assert up.are_children_gone()
         with pytest.raises(httpx.ConnectError):
