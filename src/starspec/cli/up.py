@@ -63,7 +63,7 @@ class StarOptions:
     draft_num_threads: Annotated[
         int | None,
         Option(
-            "CPU threads of a draft step. A small head's draft step ends before two threads have met.",
+            "CPU threads of a draft step. A small head's draft step is too short for two threads to pay.",
             MODELS,
             least=1,
             shown="as --num-threads",

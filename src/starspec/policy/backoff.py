@@ -6,9 +6,7 @@ from math import inf
 from typing import Final
 
 RETRY_S: Final = 1.0  # a tag that the hub has declined may be opened again after this
-FAILURE_PAUSE_S: Final = (
-    1.0  # tags are declined for so long after a failed draft step, in case the drafter always fails
-)
+FAILURE_PAUSE_S: Final = 1.0  # after a failed draft step, tags are declined: perhaps the drafter always fails
 
 
 class Backoff:

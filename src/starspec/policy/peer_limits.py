@@ -47,7 +47,7 @@ class Allowance:
         self._filled_s = float("-inf")
 
     def set_rate(self, per_s: float) -> None:
-        """From the last use on, so many units may come unasked each second."""
+        """Change the units that may come unasked each second, also for the time since the last `take`."""
         self._per_s = per_s
 
     def owe(self, num_units: float) -> None:

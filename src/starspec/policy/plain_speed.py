@@ -20,9 +20,8 @@ class PlainSpeed:
     """
 
     def __init__(self) -> None:
-        self._round_s = defaultdict[int, WindowMedian](
-            lambda: WindowMedian(NUM_ROUNDS, MIN_ROUNDS, PERIOD_S)
-        )  # by size
+        # by size
+        self._round_s = defaultdict[int, WindowMedian](lambda: WindowMedian(NUM_ROUNDS, MIN_ROUNDS, PERIOD_S))
         self._known: dict[int, float] = {}  # size -> tokens per second; the size measured last comes last
 
     def tokens_per_s(self, num_sequences: int) -> float:

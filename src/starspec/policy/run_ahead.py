@@ -25,9 +25,7 @@ NUM_ROUNDS: Final = 24  # of each mode, that are compared
 NUM_SKIPPED: Final = 2  # rounds after a change of mode: they still use the tree of the mode before
 MAX_PATIENCE: Final = 768  # rounds between trials: so failing trials take at most one round in 32
 MARGIN: Final = 0.05  # of the rate: a mode must be better by so much to replace the other, since rounds vary
-NUM_OUTCOMES: Final = (
-    4  # draft tokens per node where outcomes are prepared: a fifth would prepare for few more verdicts
-)
+NUM_OUTCOMES: Final = 4  # children of a node, to prepare outcomes: a fifth would prepare for few more verdicts
 IN_TURN: Final[dict[AheadMode, AheadMode]] = {"off": "outcomes", "outcomes": "chain", "chain": "off"}
 
 
