@@ -15,13 +15,12 @@ class FixedLength:
     budget: DraftBudget
 
     def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
-        """As LengthPolicy. No path is so deep that it and the target's own token would exceed what remains."""
+        """As LengthPolicy."""
         return [self._budget_of(each) for each in snapshot.sequences]
 
     def _budget_of(self, sequence: SequenceSnapshot) -> DraftBudget:
         asked = sequence.num_steps_asked
-        budget = self.budget if asked is None else self.budget.with_steps(asked)
-        return budget.limited(num_steps=sequence.max_remaining_tokens - 1, num_draft_tokens=sequence.max_draft_tokens)
+        return sequence.fitting(self.budget if asked is None else self.budget.with_steps(asked))
 
 
 @dataclass(frozen=True, slots=True)

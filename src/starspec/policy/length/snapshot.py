@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.costs import Costs
+from starspec.policy.length.divergence import DivergenceHistory
 from starspec.policy.length.experiments import Experiments, ProbeSchedule
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
@@ -27,6 +28,11 @@ class SequenceSnapshot:
     is_held: bool = True  # its drafter has its tokens, or is prefilling them
     is_new: bool = False  # it was in no round before
     acceptance: Acceptance | None = None  # of its drafts so far; None = not known
+    divergence: DivergenceHistory = field(default_factory=DivergenceHistory)  # of the target from its drafts
+
+    def fitting(self, budget: DraftBudget) -> DraftBudget:
+        """The budget, as far as the sequence can use it. No path and the target's own token exceed what remains."""
+        return budget.limited(num_steps=self.max_remaining_tokens - 1, num_draft_tokens=self.max_draft_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
