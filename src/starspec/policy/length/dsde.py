@@ -1,7 +1,7 @@
 """DSDE: lengths from the stability of the divergence between target and draft (section III; no training, no costs).
 
-A sequence whose divergence was low, and no less stable than before, gets long drafts; another one short drafts. The mean
-of a round's lengths is the cap of all: a round waits for its longest draft.
+A sequence whose divergence was low, and no less stable than before, gets long drafts; another one gets short drafts.
+The mean of a round's lengths is the cap of all: a round waits for its longest draft.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIN_LENGTH: Final = 2  # SL_min
 
 
 def predicted_length(history: DivergenceHistory) -> float | None:
-    """SL: the length of a sequence's next draft, before rounding (equations 2 and 8); None = it is still calibrating."""
+    """SL: the length of a sequence's next draft, before rounding (equations 2 and 8); None = it still calibrates."""
     if history.calibration is None:
         return None
     penalty = history.scale_factor * history.variance_ratio

@@ -1,0 +1,51 @@
+"""What a draft model says about its own proposal, and how far the target disagrees. No token is accepted by it.
+
+A proposal may state the draft model's likeliest tokens after each of its nodes. The target compares them with its own
+logits. Both distributions are those of the models, at temperature 1 and without penalties or truncation: with greedy
+sampling the target's own would be a single token, and the divergence infinite wherever the draft misses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+MIN_PROB: Final = 1e-9  # of a draft: a token that it excludes diverges by some 20 nats, not infinitely
+
+
+class TopTokens(NamedTuple):
+    """A draft model's likeliest tokens after one node."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]  # natural logarithms, of the whole distribution
+
+
+def top_tokens(logits: Tensor, num: int) -> list[TopTokens]:
+    """The `num` likeliest tokens of each row [N, V]."""
+    top = logits.float().log_softmax(dim=-1).topk(min(num, logits.shape[-1]), dim=-1)
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return [TopTokens(tuple(token_ids), tuple(logprobs)) for token_ids, logprobs in pairs]
+
+
+def divergences(logits: Tensor, tops: Sequence[TopTokens]) -> list[float]:
+    """KLD(target || draft) in nats, over the tokens that the draft states, and one bucket for all others.
+
+    A bucket hides how target and draft differ inside of it, so this is never more than the exact divergence (the data
+    processing inequality). It is the exact one if the draft states all tokens.
+
+    Args:
+        logits: [N, V], the target's.
+        tops: N of the draft, with the same number of tokens each, at least one.
+    """
+    if not tops:
+        return []
+    token_ids = torch.tensor([each.token_ids for each in tops], device=logits.device)
+    stated = torch.tensor([each.logprobs for each in tops], dtype=torch.float64, device=logits.device).exp()
+    all_logprobs = logits.double().log_softmax(dim=-1)
+    theirs = all_logprobs.gather(1, token_ids).exp()
+    target = torch.cat([theirs, (1.0 - theirs.sum(dim=1, keepdim=True)).clamp_min(0.0)], dim=1)
+    draft = torch.cat([stated, 1.0 - stated.sum(dim=1, keepdim=True)], dim=1).clamp_min(MIN_PROB)
+    return torch.special.xlogy(target, target / draft).sum(dim=1).clamp_min(0.0).tolist()
