@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.speculation.signals import MIN_PROB, TopTokens, divergences, top_tokens
+from starspec.speculation.signals import MIN_PROB, divergences, entropies, top_tokens
+from starspec.speculation.tree import TopTokens
 
 
 def exact(target: torch.Tensor, draft: torch.Tensor) -> list[float]:
@@ -42,6 +43,15 @@ def test_more_stated_tokens_never_lower_it() -> None:
     assert bool((told.diff(dim=0) >= -1e-3).all())
 
 
+def test_rows_may_state_different_numbers_of_tokens() -> None:
+    target, draft = random_logits(3, rows=2), random_logits(4, rows=2)
+    many, few = top_tokens(draft, 5)[0], top_tokens(draft, 2)[1]
+    alone = [*divergences(target[:1], [many]), *divergences(target[1:], [few])]
+    assert divergences(target, [many, few]) == pytest.approx(alone, abs=1e-6)
+    nothing = TopTokens((), ())
+    assert divergences(target, [nothing, many])[0] == 0.0
+
+
 def test_equal_distributions_do_not_diverge() -> None:
     logits = random_logits(5)
     assert divergences(logits, top_tokens(logits, 4)) == pytest.approx([0.0] * 3, abs=1e-6)
@@ -50,6 +60,11 @@ def test_equal_distributions_do_not_diverge() -> None:
 def test_a_token_that_the_draft_excludes_diverges_much_and_not_infinitely() -> None:
     target = torch.tensor([[0.0, 50.0]])
     assert divergences(target, [TopTokens((0,), (0.0,))]) == pytest.approx([-log(MIN_PROB)])
+
+
+def test_entropy_is_the_log_of_equally_likely_tokens() -> None:
+    logits = torch.tensor([[0.0, 0.0, float("-inf"), float("-inf")], [9.0, 9.0, 9.0, 9.0], [99.0, 0.0, 0.0, 0.0]])
+    assert entropies(logits) == pytest.approx([log(2.0), log(4.0), 0.0], abs=1e-6)
 
 
 def test_no_rows_are_no_divergences() -> None:

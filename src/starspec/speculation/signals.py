@@ -8,19 +8,15 @@ sampling the target's own would be a single token, and the divergence infinite w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from starspec.speculation.tree import TopTokens
+
+NEVER: Final = -float("inf")  # log of the probability 0
 MIN_PROB: Final = 1e-9  # of a draft: a token that it excludes diverges by some 20 nats, not infinitely
-
-
-class TopTokens(NamedTuple):
-    """A draft model's likeliest tokens after one node."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]  # natural logarithms, of the whole distribution
 
 
 def top_tokens(logits: Tensor, num: int) -> list[TopTokens]:
@@ -28,6 +24,13 @@ def top_tokens(logits: Tensor, num: int) -> list[TopTokens]:
     top = logits.float().log_softmax(dim=-1).topk(min(num, logits.shape[-1]), dim=-1)
     pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return [TopTokens(tuple(token_ids), tuple(logprobs)) for token_ids, logprobs in pairs]
+
+
+def entropies(logits: Tensor) -> list[float]:
+    """Entropy of the distribution of each row [N, V], in nats."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    found: list[float] = (-(logprobs.exp() * logprobs.clamp_min(torch.finfo(torch.float32).min)).sum(dim=-1)).tolist()
+    return found
 
 
 def divergences(logits: Tensor, tops: Sequence[TopTokens]) -> list[float]:
@@ -38,14 +41,17 @@ def divergences(logits: Tensor, tops: Sequence[TopTokens]) -> list[float]:
 
     Args:
         logits: [N, V], the target's.
-        tops: N of the draft, with the same number of tokens each, at least one.
+        tops: N of the draft.
     """
     if not tops:
         return []
-    token_ids = torch.tensor([each.token_ids for each in tops], device=logits.device)
-    stated = torch.tensor([each.logprobs for each in tops], dtype=torch.float64, device=logits.device).exp()
-    all_logprobs = logits.double().log_softmax(dim=-1)
-    theirs = all_logprobs.gather(1, token_ids).exp()
-    target = torch.cat([theirs, (1.0 - theirs.sum(dim=1, keepdim=True)).clamp_min(0.0)], dim=1)
-    draft = torch.cat([stated, 1.0 - stated.sum(dim=1, keepdim=True)], dim=1).clamp_min(MIN_PROB)
-    return torch.special.xlogy(target, target / draft).sum(dim=1).clamp_min(0.0).tolist()
+    width = max(len(each.token_ids) for each in tops)
+    missing = [width - len(each.token_ids) for each in tops]
+    token_ids = torch.tensor([(*each.token_ids, *[0] * num) for each, num in zip(tops, missing, strict=True)])
+    stated = torch.tensor([(*each.logprobs, *[NEVER] * num) for each, num in zip(tops, missing, strict=True)]).exp()
+    is_stated = torch.tensor([[True] * (width - num) + [False] * num for num in missing])
+    theirs = logits.float().log_softmax(dim=-1).gather(1, token_ids.to(logits.device)).exp().cpu() * is_stated
+    target = torch.cat([theirs, (1.0 - theirs.sum(dim=1, keepdim=True)).clamp_min(0.0)], dim=1).double()
+    draft = torch.cat([stated, 1.0 - stated.sum(dim=1, keepdim=True)], dim=1).double().clamp_min(MIN_PROB)
+    found: list[float] = torch.special.xlogy(target, target / draft).sum(dim=1).clamp_min(0.0).tolist()
+    return found

@@ -2,7 +2,7 @@ import pytest
 
 from starspec.config import SpeculativeConfig
 from starspec.errors import ConfigError
-from starspec.policy.length.fixed import FixedLength, InSmallBatches
+from starspec.policy.length.fixed import BatchSizes, ByBatchSize, FixedLength, InSmallBatches
 from starspec.policy.length.make import make_policy
 from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
@@ -71,3 +71,11 @@ def test_each_sequence_of_a_round_has_a_budget_of_its_own() -> None:
     assert policy.choose(snapshot) == [DraftBudget.chain(each) for each in (4, 2, 9, 2, 0)]
     assert InSmallBatches(policy, 4).choose(snapshot) == [NO_DRAFT] * 5
     assert InSmallBatches(policy, 5).choose(snapshot) == policy.choose(snapshot)
+
+
+@pytest.mark.parametrize(("num_sequences", "length"), [(1, 5), (2, 3), (6, 3), (7, 4), (16, 0)])
+def test_a_table_gives_each_batch_size_its_length_and_leaves_the_others(num_sequences: int, length: int) -> None:
+    table = (BatchSizes(1, 1, 5), BatchSizes(2, 6, 3), BatchSizes(16, 64, 0))
+    snapshot = RoundSnapshot(sequences=[SequenceSnapshot(max_remaining_tokens=99)], num_sequences=num_sequences)
+    (chosen,) = ByBatchSize(DraftBudget.chain(4), table).choose(snapshot)
+    assert chosen.num_draft_tokens == length

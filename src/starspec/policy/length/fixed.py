@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
@@ -21,6 +22,27 @@ class FixedLength:
     def _budget_of(self, sequence: SequenceSnapshot) -> DraftBudget:
         asked = sequence.num_steps_asked
         return sequence.fitting(self.budget if asked is None else self.budget.with_steps(asked))
+
+
+class BatchSizes(NamedTuple):
+    """One row of vLLM's `num_speculative_tokens_per_batch_size`."""
+
+    first: int
+    last: int  # included
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class ByBatchSize:
+    """A depth for each number of sequences in a round, from a table; the budget's own where the table has none."""
+
+    budget: DraftBudget
+    table: tuple[BatchSizes, ...]
+
+    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+        """As LengthPolicy. A request's own depth is kept."""
+        found = (row.num_steps for row in self.table if row.first <= snapshot.num_sequences <= row.last)
+        return FixedLength(self.budget.with_steps(next(found, self.budget.num_steps))).choose(snapshot)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.divergence import DivergenceHistory
 from starspec.policy.length.experiments import Experiments, ProbeSchedule
+from starspec.policy.length.stop_threshold import StopThreshold
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
 
@@ -29,6 +30,7 @@ class SequenceSnapshot:
     is_new: bool = False  # it was in no round before
     acceptance: Acceptance | None = None  # of its drafts so far; None = not known
     divergence: DivergenceHistory = field(default_factory=DivergenceHistory)  # of the target from its drafts
+    stop_threshold: StopThreshold | None = None  # how sure its drafter must be to go on; None = the first one
 
     def fitting(self, budget: DraftBudget) -> DraftBudget:
         """The budget, as far as the sequence can use it. No path and the target's own token exceed what remains."""
