@@ -35,8 +35,9 @@ def fastest_lengths(
     step_cost: StepCost,
     round_cost: RoundCost,
     reaches: Sequence[float] | None = None,
+    min_gain: float = MIN_GAIN,
 ) -> ChosenLengths:
-    """The lengths with the most expected tokens per second. No drafts, unless they gain MIN_GAIN.
+    """The lengths with the most expected tokens per second. No drafts, unless they gain `min_gain`.
 
     Args:
         rates: for each sequence, the probability that a draft token is accepted if all before it are.
@@ -56,7 +57,7 @@ def fastest_lengths(
         return ChosenLengths([int(each) for each in (worth >= WORTHLESS).sum(axis=1)])
     reach = np.ones(len(rates)) if reaches is None else np.array(reaches)
     drafted = np.where(has_room, reach[:, None] ** (depths - 1), 0.0)  # [sequences, depths]: expected tokens
-    taken, best = _best_tokens(worth, drafted, sum(limits), step_cost, round_cost, MIN_GAIN * plain)
+    taken, best = _best_tokens(worth, drafted, sum(limits), step_cost, round_cost, min_gain * plain)
     lengths: list[int] = np.bincount(taken // len(depths), minlength=len(rates)).tolist()
     return ChosenLengths(lengths, best if any(lengths) else plain)
 

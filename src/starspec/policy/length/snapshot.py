@@ -11,6 +11,7 @@ from starspec.policy.length.costs import Costs
 from starspec.policy.length.divergence import DivergenceHistory
 from starspec.policy.length.experiments import Experiments, ProbeSchedule
 from starspec.policy.length.stop_threshold import StopThreshold
+from starspec.policy.length.trials import Trials
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
 
@@ -46,6 +47,7 @@ class RoundSnapshot:
     now_s: float = 0.0  # seconds of a monotonic clock
     costs: Costs | None = None  # what steps, proposals and prefill take; None = not known
     experiments: Experiments | None = None  # what is tried in order to learn more; None = nothing
+    trials: Trials | None = None  # the account of what is tried; None = nothing was tried yet
     probes: ProbeSchedule | None = None  # of the drafter that serves now; None = the same as in the last round
 
 
