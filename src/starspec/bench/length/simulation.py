@@ -20,7 +20,7 @@ from random import Random
 from typing import Final, Literal, NamedTuple
 
 from starspec.policy.deadline import Round
-from starspec.policy.length.acceptance import USUAL_FADE, Acceptance
+from starspec.policy.length.acceptance import SHRUNK_FADE, USUAL_FADE, Acceptance
 from starspec.policy.length.adaedl import GAMMA
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.divergence import DivergenceHistory
@@ -207,7 +207,9 @@ class Simulation:
             kind = self._scene.acceptance
             rate = chance.choice(MODES) if kind == "bimodal" else kind
             text = _Text(_drifting if rate == "drifting" else _constant(float(rate)), chance)
-            yield _Sequence(text, round(chance.uniform(0.5, 1.5) * ANSWER_LEN), Acceptance(self._usual))
+            yield _Sequence(
+                text, round(chance.uniform(0.5, 1.5) * ANSWER_LEN), Acceptance(usual=self._usual, fade=SHRUNK_FADE)
+            )
 
 
 def _num_drafted(tokens: Sequence[_Token], budget: DraftBudget) -> int:

@@ -148,7 +148,7 @@ class StepDrafter:
         state = self._drafted.get(row.request)
         usual = self._hub.lessons.acceptance if self._hub.is_serving else self._ngram_acceptance
         if state is None or state.usual is not usual:  # acceptance with another drafter says nothing about this one
-            state = self._drafted[row.request] = _Drafted(Acceptance(usual), usual)
+            state = self._drafted[row.request] = _Drafted(Acceptance(usual.rate, usual.reach), usual)
         last = state.last if row.request in self._stepped else NO_DRAFT  # a preempted request's draft was not verified
         num_accepted = min(len(last.token_ids), row.num_new - 1)
         for acceptance in (state.acceptance, usual):

@@ -10,7 +10,8 @@ FIRST_RATE: Final = 0.8  # before the first verdict
 FIRST_REACH: Final = 1.0
 NUM_PRIOR: Final = 2.0  # draft tokens that these count as
 NUM_USUAL: Final = 10.0  # draft tokens that the usual acceptance counts as, for one sequence
-FADE: Final = 0.95  # of all drafts, with each newer one
+FADE: Final = 0.9  # of all drafts, with each newer one
+SHRUNK_FADE: Final = 0.95  # the same where few drafts are not taken at their word
 USUAL_FADE: Final = 0.98  # the same for the drafts of all sequences together
 IDLE_ROUNDS: Final = 8  # without a draft, before the sequence is idle
 
@@ -19,16 +20,25 @@ class Acceptance:
     """How many draft tokens of one sequence were accepted, how long its drafts were, and when it had the last one.
 
     Args:
-        usual: acceptance of the drafter's drafts for all sequences, which a sequence's own is shrunk towards: a few
-            drafts say little. None = FIRST_RATE and FIRST_REACH, which fade.
+        first_rate: `rate` before the first verdict.
+        first_reach: `reach` before the first verdict.
+        usual: acceptance of the drafter's drafts for all sequences. This one's is shrunk towards it, since a few drafts
+            say little. None = it begins with `first_rate` and `first_reach`, which fade.
         fade: weight of all drafts, with each newer one.
     """
 
-    def __init__(self, usual: Acceptance | None = None, fade: float = FADE) -> None:
+    def __init__(
+        self,
+        first_rate: float = FIRST_RATE,
+        first_reach: float = FIRST_REACH,
+        *,
+        usual: Acceptance | None = None,
+        fade: float = FADE,
+    ) -> None:
         num_prior = NUM_PRIOR if usual is None else 0.0
         self._usual = usual
-        self._accepted = DecayedRatio(fade, FIRST_RATE, num_prior)
-        self._continued = DecayedRatio(fade, FIRST_REACH, num_prior)
+        self._accepted = DecayedRatio(fade, first_rate, num_prior)
+        self._continued = DecayedRatio(fade, first_reach, num_prior)
         self.num_idle_rounds = 0  # in a row, without a draft
 
     @property

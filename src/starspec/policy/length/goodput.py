@@ -21,7 +21,7 @@ from starspec.policy.length.snapshot import RoundSnapshot
 from starspec.policy.length.trials import Trials
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 
-MIN_GAIN: Final = 1.03  # times the speed without drafts, to begin drafting ...
+MIN_GAIN: Final = 1.0  # times the speed without drafts, to begin drafting ...
 MIN_GAIN_ON: Final = 0.93  # ... and to go on: acceptance is not known so well that less would be a reason to stop
 FIRST_STEPS: Final = 2  # depth before any wait was measured
 GROWTH: Final = 2  # a round may be so many times as deep as the deepest one that was measured, and as large

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 SHARE: Final = 0.005  # of the time: what trials may cost in all
-CREDIT_ROUNDS: Final = 2.0  # plain rounds: what the first trials may cost, before there was any time
+CREDIT_ROUNDS: Final = 1.0  # plain rounds: what the first trials may cost, before there was any time
 
 
 class Trials:
