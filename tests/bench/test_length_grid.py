@@ -34,13 +34,15 @@ def test_goodput_is_as_fast_as_the_best_fixed_length_and_never_slower_than_plain
 
 def test_policies_that_know_no_costs_lose_to_plain_decoding_somewhere(rows: list[LengthRow]) -> None:
     ratios = ratios_of(rows)
-    assert all(ratios[f"{name}_vs_plain_min"] < 0.9 for name in ("dsde", "adaedl", "confidence", "without_waits"))
+    lowest = {name: ratios[f"{name}_vs_plain_min"] for name in ("dsde", "adaedl", "confidence")}
+    assert max(lowest.values()) < 0.9, lowest
+    assert ratios["without_waits_vs_static_opt_mean"] < ratios["goodput_vs_static_opt_mean"]
 
 
 def test_a_fixed_length_takes_the_time_that_the_scene_says() -> None:
     scene = Scene(0.9, 0.1, "linear", 0.5, batch=2, num_targets=4)
     assert scene.target_step(9) == pytest.approx(1.0 + 0.15 * 8)
-    # the round trip, half a draft step of others, and two draft steps of eight rows, one of them without the short draft
+    # the round trip, half a draft step of others, and two draft steps: of eight rows, and of four
     assert scene.wait([2, 1]) == pytest.approx(0.5 + 0.05 + 0.1 * (1 + 0.15 * 7) + 0.1 * (1 + 0.15 * 3))
     simulation = Simulation(scene, FixedLength(DraftBudget.chain(0)))
     assert simulation.run(200) == pytest.approx(2 / scene.target_step(2))

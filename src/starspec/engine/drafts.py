@@ -73,7 +73,8 @@ def draft_budgets(sequences: Sequence[TargetSequence], policy: LengthPolicy, num
         SequenceSnapshot(max_remaining_tokens=each.num_remaining, num_steps_asked=each.spec.num_draft_tokens)
         for each in sequences
     ]
-    return policy.choose(RoundSnapshot(sequences=snapshots, num_sequences=num_sequences))
+    chosen = policy.choose(RoundSnapshot(sequences=snapshots, num_sequences=num_sequences))
+    return [each.budget for each in chosen]
 
 
 class NoDrafts:

@@ -45,6 +45,7 @@ def test_budgets_have_the_sequences_own_threshold_and_no_more_tokens_than_asked_
         SequenceSnapshot(max_remaining_tokens=100, stop_threshold=doubted),
         SequenceSnapshot(max_remaining_tokens=3, num_steps_asked=9),
     ]
-    first, second, third = AdaEdl(DraftBudget.chain(6)).choose(RoundSnapshot(sequences=sequences, num_sequences=3))
+    chosen = AdaEdl(DraftBudget.chain(6)).choose(RoundSnapshot(sequences=sequences, num_sequences=3))
+    first, second, third = (each.budget for each in chosen)
     assert (first.num_draft_tokens, second.num_draft_tokens, third.num_draft_tokens) == (6, 6, 2)
     assert first.max_entropy == third.max_entropy == max_entropy(FIRST) > second.max_entropy

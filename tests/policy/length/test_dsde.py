@@ -38,7 +38,7 @@ def chosen(*histories: DivergenceHistory, is_capped: bool = True, **fields: int)
         for each in histories
     ]
     policy = Dsde(FIRST, is_capped=is_capped)
-    return [each.num_draft_tokens for each in policy.choose(RoundSnapshot(sequences=sequences, num_sequences=1))]
+    return [each.budget.num_draft_tokens for each in policy.choose(RoundSnapshot(sequences=sequences, num_sequences=1))]
 
 
 def test_equation_1_raises_the_most_accepted_length_by_mean_over_largest_divergence() -> None:
@@ -90,6 +90,13 @@ def test_equation_11_caps_by_the_mean() -> None:
     long, short = history(num_accepted=10, kld=0.0), history(num_accepted=2, kld=0.0)
     assert chosen(long, short, short, is_capped=False) == [10, 2, 2]
     assert chosen(long, short, short) == [5, 2, 2]  # (10 + 2 + 2) / 3 = 4.67
+    choices = Dsde(FIRST).choose(
+        RoundSnapshot(
+            sequences=[SequenceSnapshot(max_remaining_tokens=99, divergence=each) for each in (long, short)],
+            num_sequences=2,
+        )
+    )
+    assert [each.reason for each in choices] == ["cap", "doubt"]
     assert chosen(long) == [10]  # a batch of one is its own cap
 
 

@@ -4,7 +4,7 @@ from starspec.config import SpeculativeConfig
 from starspec.errors import ConfigError
 from starspec.policy.length.fixed import BatchSizes, ByBatchSize, FixedLength, InSmallBatches
 from starspec.policy.length.make import make_policy
-from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
+from starspec.policy.length.snapshot import OFF, Choice, LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 
 
@@ -13,8 +13,8 @@ def choose(
 ) -> DraftBudget:
     """For one sequence, in a round of so many."""
     sequence = SequenceSnapshot(max_remaining_tokens=max_remaining_tokens, num_steps_asked=num_steps_asked)
-    (budget,) = policy.choose(RoundSnapshot(sequences=[sequence], num_sequences=num_sequences))
-    return budget
+    (chosen,) = policy.choose(RoundSnapshot(sequences=[sequence], num_sequences=num_sequences))
+    return chosen.budget
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_each_sequence_of_a_round_has_a_budget_of_its_own() -> None:
     ]
     snapshot = RoundSnapshot(sequences=sequences, num_sequences=5)
     policy = FixedLength(DraftBudget.chain(4))
-    assert policy.choose(snapshot) == [DraftBudget.chain(each) for each in (4, 2, 9, 2, 0)]
-    assert InSmallBatches(policy, 4).choose(snapshot) == [NO_DRAFT] * 5
+    assert policy.choose(snapshot) == [Choice.of(DraftBudget.chain(each)) for each in (4, 2, 9, 2, 0)]
+    assert InSmallBatches(policy, 4).choose(snapshot) == [OFF] * 5
     assert InSmallBatches(policy, 5).choose(snapshot) == policy.choose(snapshot)
 
 
@@ -78,4 +78,4 @@ def test_a_table_gives_each_batch_size_its_length_and_leaves_the_others(num_sequ
     table = (BatchSizes(1, 1, 5), BatchSizes(2, 6, 3), BatchSizes(16, 64, 0))
     snapshot = RoundSnapshot(sequences=[SequenceSnapshot(max_remaining_tokens=99)], num_sequences=num_sequences)
     (chosen,) = ByBatchSize(DraftBudget.chain(4), table).choose(snapshot)
-    assert chosen.num_draft_tokens == length
+    assert chosen.budget.num_draft_tokens == length

@@ -50,10 +50,8 @@ def chosen(
     ]
     trials = Trials()
     trials.spend(1e9)  # nothing is tried
-    snapshot = RoundSnapshot(
-        sequences=sequences, num_sequences=len(sequences), now_s=now_s, costs=costs, trials=trials
-    )
-    return [each.num_steps for each in policy.choose(snapshot)]
+    snapshot = RoundSnapshot(sequences=sequences, num_sequences=len(sequences), now_s=now_s, costs=costs, trials=trials)
+    return [each.budget.num_steps for each in policy.choose(snapshot)]
 
 
 def test_free_drafts_are_as_long_as_they_may_be_and_dear_ones_are_none() -> None:
@@ -70,7 +68,7 @@ def test_a_sequence_whose_drafts_fail_gets_shorter_ones_than_its_neighbour() -> 
 def test_a_dear_target_step_shortens_drafts_of_large_batches() -> None:
     costs = known(wait_s=0.0005, token_s=0.0015, most=160)
     alone, together = chosen(costs, accepted(0.6)), chosen(costs, *[accepted(0.6)] * 16)
-    assert 0 < alone[0]
+    assert alone[0] > 0
     assert max(together) < alone[0]
 
 
@@ -93,13 +91,13 @@ def test_sequences_without_drafts_are_probed_as_far_as_time_allows() -> None:
 
     def probed(trials: Trials, now_s: float) -> int:
         snapshot = RoundSnapshot(sequences=sequences, num_sequences=4, now_s=now_s, costs=costs, trials=trials)
-        lengths = [each.num_steps for each in POLICY.choose(snapshot)]
+        lengths = [each.budget.num_steps for each in POLICY.choose(snapshot)]
         assert set(lengths) <= {0, PROBE_STEPS}
         return sum(map(bool, lengths))
 
     trials = Trials()
     counts = [probed(trials, now_s=0.01 * number) for number in range(20_000)]
-    assert 0 < sum(map(bool, counts))
+    assert sum(map(bool, counts)) > 0
     assert sum(map(bool, counts)) * 0.1 <= 0.01 * 200.0 + 0.2  # a probe's wait is 0.1 s, of 200 s in all
 
 
@@ -113,20 +111,20 @@ def test_a_small_gain_goes_on_and_does_not_begin() -> None:
         costs=costs,
         trials=trials,
     )
-    begun = POLICY.choose(snapshot)[0].num_steps
+    begun = POLICY.choose(snapshot)[0].budget.num_steps
     trials.was_drafting = True
-    assert POLICY.choose(snapshot)[0].num_steps >= begun
+    assert POLICY.choose(snapshot)[0].budget.num_steps >= begun
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_a_tree_keeps_its_width(top_k: int) -> None:
     tree = DraftBudget(12, 6, top_k)
     costs = known()
-    (budget,) = Goodput(tree).choose(
+    (chosen,) = Goodput(tree).choose(
         RoundSnapshot(
             sequences=[SequenceSnapshot(max_remaining_tokens=99, acceptance=accepted(1.0))],
             num_sequences=1,
             costs=costs,
         )
     )
-    assert (budget.num_steps, budget.top_k) == (6, top_k)
+    assert (chosen.budget.num_steps, chosen.budget.top_k) == (6, top_k)

@@ -20,7 +20,7 @@ from starspec.policy.length.expected_speed import fastest_lengths
 from starspec.policy.length.fixed import FixedLength
 from starspec.policy.length.goodput import Goodput
 from starspec.policy.length.round_cost import NO_WAIT
-from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot
+from starspec.policy.length.snapshot import Choice, LengthPolicy, RoundSnapshot
 from starspec.speculation.budget import DraftBudget
 
 LENGTHS: Final = (1, 2, 3, 4, 6, 8, 10)  # fixed ones
@@ -38,14 +38,14 @@ class WithoutWaits:
 
     budget: DraftBudget
 
-    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
         """As LengthPolicy."""
         assert snapshot.costs is not None
         acceptances = [each.acceptance for each in snapshot.sequences]
         rates = [0.0 if each is None else each.rate for each in acceptances]
-        limits = [min(self.budget.num_steps, each.max_remaining_tokens - 1) for each in snapshot.sequences]
+        limits = [min(self.budget.num_steps, each.limit) for each in snapshot.sequences]
         chosen = fastest_lengths(rates, limits, snapshot.costs.steps, NO_WAIT, min_gain=1.0)
-        return [self.budget.with_steps(length) for length in chosen.lengths]
+        return [Choice.of(self.budget.with_steps(length), "cost") for length in chosen.lengths]
 
 
 POLICIES: Final[dict[str, LengthPolicy]] = {

@@ -160,7 +160,7 @@ class Simulation:
             experiments=self._experiments,
             trials=self._trials,
         )
-        budgets = self._policy.choose(snapshot)
+        budgets = [each.budget for each in self._policy.choose(snapshot)]
         lengths, accepted = [], []
         for sequence, budget in zip(self._running, budgets, strict=True):
             length, num_accepted = self._verified(sequence, budget)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
-from starspec.policy.length.snapshot import RoundSnapshot, SequenceSnapshot
+from starspec.policy.length.snapshot import Choice, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.stop_threshold import StopThreshold
 from starspec.speculation.budget import DraftBudget
 
@@ -29,12 +29,12 @@ class AdaEdl:
 
     budget: DraftBudget
 
-    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
         """As LengthPolicy. A request's own depth is kept, and its drafts still end early."""
-        return [self._budget_of(each) for each in snapshot.sequences]
+        return [self._choice_of(each) for each in snapshot.sequences]
 
-    def _budget_of(self, sequence: SequenceSnapshot) -> DraftBudget:
+    def _choice_of(self, sequence: SequenceSnapshot) -> Choice:
         asked = sequence.num_steps_asked
         budget = self.budget if asked is None else self.budget.with_steps(asked)
         threshold = (sequence.stop_threshold or StopThreshold()).value
-        return sequence.fitting(replace(budget, max_entropy=max_entropy(threshold)))
+        return Choice.of(sequence.fitting(replace(budget, max_entropy=max_entropy(threshold))), "doubt")

@@ -12,7 +12,7 @@ from math import floor
 from typing import Final
 
 from starspec.policy.length.divergence import DivergenceHistory
-from starspec.policy.length.snapshot import RoundSnapshot, SequenceSnapshot
+from starspec.policy.length.snapshot import Choice, RoundSnapshot, SequenceSnapshot
 from starspec.speculation.budget import DraftBudget
 
 MIN_LENGTH: Final = 2  # SL_min
@@ -44,20 +44,21 @@ class Dsde:
     calibrating: DraftBudget
     is_capped: bool = True
 
-    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
         """As LengthPolicy. A request's own depth is kept."""
         predicted = [predicted_length(each.divergence) for each in snapshot.sequences]
         known = [each for each in predicted if each is not None]
         cap = length_cap(known) if known and self.is_capped else None
-        return [self._budget_of(*each, cap) for each in zip(snapshot.sequences, predicted, strict=True)]
+        return [self._choice_of(*each, cap) for each in zip(snapshot.sequences, predicted, strict=True)]
 
-    def _budget_of(self, sequence: SequenceSnapshot, length: float | None, cap: float | None) -> DraftBudget:
-        budget = self.calibrating
+    def _choice_of(self, sequence: SequenceSnapshot, length: float | None, cap: float | None) -> Choice:
         if sequence.num_steps_asked is not None:
-            budget = budget.with_steps(sequence.num_steps_asked)
-        elif length is not None:
-            budget = budget.with_steps(_rounded(length if cap is None else min(length, cap)))
-        return sequence.fitting(budget)
+            return Choice.of(sequence.fitting(self.calibrating.with_steps(sequence.num_steps_asked)))
+        if length is None:
+            return Choice.of(sequence.fitting(self.calibrating), "probe")
+        is_cut = cap is not None and cap < length
+        budget = self.calibrating.with_steps(_rounded(cap if cap is not None and is_cut else length))
+        return Choice.of(sequence.fitting(budget), "cap" if is_cut else "doubt")
 
 
 def _rounded(length: float) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
-from starspec.speculation.budget import NO_DRAFT, DraftBudget
+from starspec.policy.length.snapshot import OFF, Choice, LengthPolicy, RoundSnapshot, SequenceSnapshot
+from starspec.speculation.budget import DraftBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +15,13 @@ class FixedLength:
 
     budget: DraftBudget
 
-    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
         """As LengthPolicy."""
-        return [self._budget_of(each) for each in snapshot.sequences]
+        return [self._choice_of(each) for each in snapshot.sequences]
 
-    def _budget_of(self, sequence: SequenceSnapshot) -> DraftBudget:
+    def _choice_of(self, sequence: SequenceSnapshot) -> Choice:
         asked = sequence.num_steps_asked
-        return sequence.fitting(self.budget if asked is None else self.budget.with_steps(asked))
+        return Choice.of(sequence.fitting(self.budget if asked is None else self.budget.with_steps(asked)))
 
 
 class BatchSizes(NamedTuple):
@@ -39,7 +39,7 @@ class ByBatchSize:
     budget: DraftBudget
     table: tuple[BatchSizes, ...]
 
-    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
         """As LengthPolicy. A request's own depth is kept."""
         found = (row.num_steps for row in self.table if row.first <= snapshot.num_sequences <= row.last)
         return FixedLength(self.budget.with_steps(next(found, self.budget.num_steps))).choose(snapshot)
@@ -55,8 +55,8 @@ class InSmallBatches:
     policy: LengthPolicy
     max_sequences: int
 
-    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
         """As LengthPolicy. The bound also overrules a request's own depth."""
         if snapshot.num_sequences > self.max_sequences:
-            return [NO_DRAFT] * len(snapshot.sequences)
+            return [OFF] * len(snapshot.sequences)
         return self.policy.choose(snapshot)

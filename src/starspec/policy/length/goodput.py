@@ -17,9 +17,9 @@ import numpy as np
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.expected_speed import ChosenLengths, fastest_lengths
-from starspec.policy.length.snapshot import RoundSnapshot
+from starspec.policy.length.snapshot import Choice, RoundSnapshot
 from starspec.policy.length.trials import Trials
-from starspec.speculation.budget import NO_DRAFT, DraftBudget
+from starspec.speculation.budget import DraftBudget
 
 MIN_GAIN: Final = 1.0  # times the speed without drafts, to begin drafting ...
 MIN_GAIN_ON: Final = 0.93  # ... and to go on: acceptance is not known so well that less would be a reason to stop
@@ -40,12 +40,15 @@ class Goodput:
 
     budget: DraftBudget
 
-    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
         """As LengthPolicy. Call it once a round. Effects: on `snapshot.trials`."""
         if not snapshot.sequences:
             return []
-        lengths = _Round(self.budget, snapshot).lengths()
-        return [self.budget.with_steps(length) if length else NO_DRAFT for length in lengths]
+        weighed = _Round(self.budget, snapshot)
+        pairs = zip(weighed.lengths(), weighed.limits, strict=True)
+        return [
+            Choice.of(self.budget.with_steps(length), "cap" if length == limit else "cost") for length, limit in pairs
+        ]
 
 
 class _Round:
@@ -60,23 +63,20 @@ class _Round:
         self._acceptances = acceptances
         self._rates = [each.rate for each in acceptances]
         self._reaches = [each.reach for each in acceptances]
-        self._limits = [
-            max(0, min(budget.num_steps, each.max_draft_tokens, each.max_remaining_tokens - 1))
-            for each in self._sequences
-        ]
+        self.limits = [min(budget.num_steps, each.limit) for each in self._sequences]
 
     def lengths(self) -> list[int]:
         """Draft tokens of each sequence."""
         num, trials = len(self._sequences), self._trials
         if not self._costs.steps:
-            return [min(FIRST_STEPS, each) for each in self._limits]
+            return [min(FIRST_STEPS, each) for each in self.limits]
         min_gain = MIN_GAIN_ON if trials.was_drafting else MIN_GAIN
-        chosen, reach = self._weigh(self._limits, min_gain), self._reach()
+        chosen, reach = self._weigh(self.limits, min_gain), self._reach()
         if max(chosen.lengths) > reach:  # what it costs to go so far is only hoped for
             capped = [min(each, reach) for each in chosen.lengths]
             if self._is_allowed(capped, [0] * num):
                 return capped
-            chosen = self._weigh([min(each, reach) for each in self._limits], min_gain)
+            chosen = self._weigh([min(each, reach) for each in self.limits], min_gain)
         trials.was_drafting = any(chosen.lengths)
         if trials.was_drafting:
             return [0] * num if self._is_plain_due(chosen) else self._with_probes(chosen.lengths)
@@ -107,13 +107,13 @@ class _Round:
         idle = [
             index
             for index, length in enumerate(lengths)
-            if not length and self._limits[index] and (self._acceptances[index].is_idle or not any(lengths))
+            if not length and self.limits[index] and (self._acceptances[index].is_idle or not any(lengths))
         ]
         idle.sort(key=lambda index: -self._acceptances[index].num_idle_rounds)
         while idle:
             tried = list(lengths)
             for index in idle:
-                tried[index] = min(PROBE_STEPS, self._limits[index])
+                tried[index] = min(PROBE_STEPS, self.limits[index])
             if self._is_allowed(tried, lengths):
                 return tried
             idle = idle[: len(idle) // 2]
