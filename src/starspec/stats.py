@@ -97,7 +97,7 @@ class RequestStats:
 
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
     acceptance_histogram: list[int] = field(default_factory=list)  # [accepted tokens] -> speculative rounds
-    num_spec_tokens: int = 0  # the configured speculation length
+    num_spec_tokens: int = 0  # steps of the longest draft that was wanted
     queue_s: float = 0.0  # arrival to cache row
     time_to_first_token_s: float = 0.0  # arrival to first token
     generation_s: float = 0.0  # first token to last token

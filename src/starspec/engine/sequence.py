@@ -41,6 +41,9 @@ class RoundOutput:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
     features: Tensor | None = None  # [tokens, F], of the position before each token; None if the drafts need none
+    num_steps: int = 0  # depth of the draft that was verified; 0 = there was none
+    num_accepted: int = 0  # of its tokens
+    divergences: tuple[float, ...] = ()  # of the target from the draft, at each verified position that states one
 
     def keep_features(self, features: Tensor, rows: Sequence[int]) -> None:
         """Keep the features of the positions before the tokens.
@@ -127,8 +130,8 @@ class TargetSequence:
         self.num_passed_over += 1
 
     def note_length(self, num_steps: int) -> None:
-        """Drafts of so many steps are asked for at first."""
-        self.stats.num_spec_tokens = num_steps
+        """A draft of so many steps is wanted."""
+        self.stats.num_spec_tokens = max(self.stats.num_spec_tokens, num_steps)
 
     def count_round(self, num_draft_tokens: int, num_accepted: int, num_emitted: int, now: float) -> None:
         """A round has added tokens. Args: as `AcceptanceStats.add_round`. Effects: changes `stats`."""

@@ -43,8 +43,8 @@ class DraftsAround:
     def close(self, sequence: TargetSequence) -> None:
         self._drafts.close(sequence)
 
-    def note_round(self, round_s: float, verify_s: float) -> None:
-        self._drafts.note_round(round_s, verify_s)
+    def note_round(self, round_s: float, verify_s: float, num_tokens: int) -> None:
+        self._drafts.note_round(round_s, verify_s, num_tokens)
 
     def poll(self) -> None:
         self._drafts.poll()

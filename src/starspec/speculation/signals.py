@@ -13,7 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from starspec.speculation.tree import TopTokens
+from starspec.speculation.tree import ROOT, DraftTree, TopTokens
+from starspec.speculation.verify import VerifyResult
 
 NEVER: Final = -float("inf")  # log of the probability 0
 MIN_PROB: Final = 1e-9  # of a draft: a token that it excludes diverges by some 20 nats, not infinitely
@@ -55,3 +56,17 @@ def divergences(logits: Tensor, tops: Sequence[TopTokens]) -> list[float]:
     draft = torch.cat([stated, 1.0 - stated.sum(dim=1, keepdim=True)], dim=1).double().clamp_min(MIN_PROB)
     found: list[float] = torch.special.xlogy(target, target / draft).sum(dim=1).clamp_min(0.0).tolist()
     return found
+
+
+def path_divergences(tree: DraftTree, result: VerifyResult, logits: Tensor) -> tuple[float, ...]:
+    """`divergences` along the path that the target took, up to the first rejected token.
+
+    Args:
+        logits: [N + 1, V] of the tree's root and nodes.
+    Returns: one for each position whose likeliest tokens the draft states; a draft says nothing about the position
+        after its last token.
+    """
+    if not tree.tops:
+        return ()
+    stated = [node for node in (ROOT, *result.accepted_nodes) if node in tree.tops]
+    return tuple(divergences(logits[[node + 1 for node in stated]], [tree.tops[node] for node in stated]))

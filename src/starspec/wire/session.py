@@ -134,6 +134,11 @@ class TagSession:
         return self.state not in (TagState.ABSENT, TagState.CLOSED)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether the hub holds the tag, and knows that no proposal is wanted."""
+        return self.state is TagState.IDLE
+
+    @property
     def gap(self) -> Reopen | None:
         """Hub: the `Reopen` to send because a verdict did not follow the last known one; None if nothing is owed."""
         return Reopen(self.tag, self.epoch) if self._owes_reopen else None

@@ -35,7 +35,7 @@ class RoundCost(NamedTuple):
     deepest: int
 
     def seconds(self, num_steps: float | NDArray[np.float64], num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Cost of rounds with so many draft steps, at least 1, and tokens. Both may be expected numbers of any shape."""
+        """Cost of rounds with so many draft steps, at least 1, and tokens. Both may be expected numbers."""
         return np.asarray(self.fixed_s + self.step_s * np.minimum(num_steps, self.deepest) + self.token_s * num_tokens)
 
     def seconds_of(self, lengths: Sequence[int]) -> float:
