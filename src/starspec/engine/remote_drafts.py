@@ -186,7 +186,9 @@ class RemoteDrafts:
         asking = [at_hub for at_hub in known if at_hub is not None and at_hub.tag.end_step(self._clock())]
         if not self._hub.may_open:
             asking = [each for each in asking if each.tag.session.is_held]
-        return dict(zip(asking, self._chosen(asking, self._num_sequences), strict=True))
+        are_held = all(each.tag.session.is_held for each in asking)
+        num_sequences = self._num_sequences if are_held else self._num_in_later_round
+        return dict(zip(asking, self._chosen(asking, num_sequences), strict=True))
 
     def close(self, sequence: TargetSequence) -> None:
         if self._fallback is not None:
@@ -293,16 +295,20 @@ class RemoteDrafts:
         budgets = self._lengths.choose([each.sequence for each in asking], num_sequences, to_prefill=to_prefill)
         return [self._hub.limited(each) for each in budgets]
 
+    @property
+    def _num_in_later_round(self) -> int:
+        """Sequences of a round that those being opened will share: those that are still being prefilled count, too."""
+        return max(self._num_sequences, len(self._at_hub))
+
     def _with_first_budgets(self, opened: Sequence[SequenceAtHub]) -> list[tuple[SequenceAtHub, DraftBudget]]:
         """With what their `Open`s ask for.
 
-        The proposals are for a later round, so sequences that are still being prefilled count as well. The policy
-        chooses for all sequences, since these will share the round with the others.
+        The policy chooses for all sequences, since these will share a round with the others.
         """
         if not opened:
             return []
         everyone = list(self._at_hub.by_tag.values())
-        wanted = dict(zip(everyone, self._chosen(everyone, max(self._num_sequences, len(everyone))), strict=True))
+        wanted = dict(zip(everyone, self._chosen(everyone, self._num_in_later_round), strict=True))
         return [(each, wanted[each]) for each in opened]
 
     def _new_tag(self, sequence: TargetSequence) -> SequenceAtHub:
