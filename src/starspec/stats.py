@@ -169,6 +169,22 @@ class BatchStats:
 
 
 @dataclass(slots=True, kw_only=True)
+class LengthStats:
+    """The draft lengths that a target's policy chose, and why they were not longer."""
+
+    num_by_length: list[int] = field(default_factory=list)  # [steps] -> choices
+    num_by_reason: dict[str, int] = field(default_factory=dict)  # as `policy/length/snapshot.py` lists them
+    recent: Mean = field(default_factory=Mean)  # steps of the last choices
+
+    def add(self, num_steps: int, reason: str) -> None:
+        """A length was chosen for one sequence."""
+        self.num_by_length.extend([0] * (num_steps + 1 - len(self.num_by_length)))
+        self.num_by_length[num_steps] += 1
+        self.num_by_reason[reason] = self.num_by_reason.get(reason, 0) + 1
+        self.recent.add(num_steps)
+
+
+@dataclass(slots=True, kw_only=True)
 class TargetStats:
     """A target's side of StarSD's decomposition."""
 
@@ -178,6 +194,7 @@ class TargetStats:
     wait: Mean = field(default_factory=Mean)  # the hub's response time, as a round waits for it: t_c, T_wait and S
     round: Mean = field(default_factory=Mean)  # wait and verify: 1 / R_p while no prompt is prefilled between rounds
     batch: BatchStats = field(default_factory=BatchStats)
+    lengths: LengthStats = field(default_factory=LengthStats)
     num_rounds: int = 0
     num_late_rounds: int = 0  # rounds that started without an expected proposal
     num_stale_messages: int = 0  # dropped by epoch

@@ -34,7 +34,14 @@ from starspec.config.process import (
     ServerConfig,
     TargetProcess,
 )
-from starspec.config.speculative import LengthConfig, RemoteConfig, SampleMethod, SpeculativeConfig
+from starspec.config.speculative import (
+    FIXED_LENGTH,
+    LengthConfig,
+    Policy,
+    RemoteConfig,
+    SampleMethod,
+    SpeculativeConfig,
+)
 from starspec.config.target import (
     BATCHINGS,
     MAX_PASSED_OVER,
@@ -50,6 +57,7 @@ from starspec.config.target import (
 __all__ = [
     "BATCHINGS",
     "DEFAULT_MAX_MODEL_LEN",
+    "FIXED_LENGTH",
     "MAX_DRAFT_TOKENS",
     "MAX_FEATURE_LAYERS",
     "MAX_PASSED_OVER",
@@ -77,6 +85,7 @@ __all__ = [
     "ModelConfig",
     "Numerics",
     "Option",
+    "Policy",
     "PrefixScope",
     "ProcessConfig",
     "Quantization",

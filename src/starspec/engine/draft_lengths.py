@@ -20,6 +20,7 @@ from starspec.policy.length.snapshot import OFF, Choice, LengthPolicy, RoundSnap
 from starspec.policy.length.stop_threshold import StopThreshold
 from starspec.policy.length.trials import Trials
 from starspec.speculation.budget import MAX_FORWARDED, NO_DRAFT, DraftBudget
+from starspec.stats import LengthStats
 
 NOTHING: Final[Mapping[RequestKey, int]] = {}
 
@@ -42,13 +43,20 @@ class DraftLengths:
     Args:
         costs: of the target's steps. Their parts about a drafter are not used.
         lessons: what was learnt about the drafter that serves now; another object = another drafter.
+        stats: counts each choice.
     """
 
     def __init__(
-        self, policy: LengthPolicy, costs: Costs, lessons: Callable[[], HubLessons], clock: Callable[[], float]
+        self,
+        policy: LengthPolicy,
+        costs: Costs,
+        lessons: Callable[[], HubLessons],
+        stats: LengthStats,
+        clock: Callable[[], float],
     ) -> None:
         self._policy = policy
         self._lessons = lessons
+        self._stats = stats
         self._clock = clock
         self._trials = Trials()
         self._histories: dict[RequestKey, _History] = {}
@@ -98,7 +106,8 @@ class DraftLengths:
         )
         for sequence, history, choice in zip(sequences, histories, chosen, strict=True):
             history.choice = choice
-            sequence.note_length(choice.budget.num_steps)
+            sequence.note_length(choice.budget.num_steps, choice.reason)
+            self._stats.add(choice.budget.num_steps, choice.reason)
         return [each.budget for each in chosen]
 
     def last(self, sequence: TargetSequence) -> DraftBudget:

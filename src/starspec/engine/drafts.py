@@ -17,7 +17,7 @@ from starspec.policy.length.hub_lessons import HubLessons
 from starspec.policy.length.snapshot import LengthPolicy
 from starspec.speculation.ngram import PromptLookup
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
-from starspec.stats import HubState
+from starspec.stats import HubState, TargetStats
 
 
 class Drafts(Protocol):
@@ -114,10 +114,11 @@ class NgramDrafts(NoDrafts):
         policy: LengthPolicy,
         lookup_min: int,
         lookup_max: int,
+        stats: TargetStats,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         lessons = HubLessons()  # n-grams have no hub: no proposal takes time, and nothing is prefilled
-        self.lengths = DraftLengths(policy, Costs(), lambda: lessons, clock)
+        self.lengths = DraftLengths(policy, Costs(), lambda: lessons, stats.lengths, clock)
         self._lookup = PromptLookup[RequestKey](lookup_min, lookup_max)
         self._requested: dict[RequestKey, int] = {}  # steps that were wanted in this round
 
@@ -160,6 +161,13 @@ class NgramDrafts(NoDrafts):
         self.lengths.forget(sequence)
 
 
-def own_drafts(method: str, config: SpeculativeConfig, policy: LengthPolicy) -> NgramDrafts | None:
+def drafts_itself(method: str) -> bool:
+    """Whether a target drafts by this method without a hub."""
+    return method == "ngram"
+
+
+def own_drafts(method: str, config: SpeculativeConfig, policy: LengthPolicy, stats: TargetStats) -> NgramDrafts | None:
     """The source that needs no hub; None if the method needs one, or is "none"."""
-    return NgramDrafts(policy, config.prompt_lookup_min, config.prompt_lookup_max) if method == "ngram" else None
+    if not drafts_itself(method):
+        return None
+    return NgramDrafts(policy, config.prompt_lookup_min, config.prompt_lookup_max, stats)

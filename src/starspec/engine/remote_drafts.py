@@ -77,7 +77,7 @@ class RemoteDrafts:
         self._charging = Charging(self._account, clock, self._at_hub)
         self._hub = HubConnection(transport, self._deadline, self, clock, self._account)
         costs = Costs() if fallback is None else fallback.lengths.costs  # the target's steps are the same for both
-        self._lengths = DraftLengths(policy, costs, lambda: self._hub.record.lessons, clock)
+        self._lengths = DraftLengths(policy, costs, lambda: self._hub.record.lessons, stats.lengths, clock)
         self._drafted: dict[RequestKey, int] = {}  # sequences with a draft of the hub in this round: steps requested
         self._drafted_share = 0.0  # of the round's draft tokens: those of the hub
         self._num_gained = 0.0  # tokens that the hub's drafts gained, on average over all sequences of the round

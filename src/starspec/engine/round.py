@@ -53,11 +53,13 @@ class RoundRunner:
             results = roll_back(results)
         round_outputs = self._commit(batch, trees, results, output)
         verified_s = self.clock()
+        wanted = [each.length_choice for each in batch]  # reporting chooses those of the next round
         self.drafts.report(batch, round_outputs)
         reported_s = self.clock()
         outputs = [each.output(added) for each, added in zip(batch, round_outputs, strict=True)]
         ended_s, report_s = self.clock(), reported_s - verified_s
         self._record_times(started_s, collected_s, verified_s, len(output.logits))
+        self._trace_lengths(wanted, trees, collected_s, verified_s)
         self._record_batch(len(batch), collected_s - started_s + report_s, ended_s - collected_s - report_s, moved_s)
         return outputs
 
@@ -95,7 +97,12 @@ class RoundRunner:
         self.drafts.note_round(verified_s - started_s, verified_s - collected_s, num_tokens)
         if self.trace is not None:
             self.trace.slice("wire", "wait", started_s, collected_s)
-            self.trace.slice("verify", "verify", collected_s, verified_s)
+
+    def _trace_lengths(self, wanted: Sequence[str], trees: Sequence[DraftTree], start_s: float, end_s: float) -> None:
+        """The forward, with what each sequence's draft was to be, why not more, and what it was."""
+        if self.trace is not None:
+            drafted = ", ".join(f"{each.num_draft_tokens}" for each in trees)
+            self.trace.slice("verify", "verify", start_s, end_s, wanted=", ".join(wanted), drafted=drafted)
 
     def _record_batch(self, num_sequences: int, draft_s: float, verify_s: float, moved_before_s: float) -> None:
         """Args: verify_s: includes the time in which the forward moved keys and values."""

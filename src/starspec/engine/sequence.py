@@ -84,6 +84,7 @@ class TargetSequence:
         self.state = SequenceState.WAITING
         self.row: int | None = None
         self.stats = RequestStats()
+        self.length_choice = ""  # of the last draft that was wanted, and why not more: for traces
         self.arrived_s = arrived_s
         self.admitted_s = float("inf")  # when it got its cache row
         self.num_passed_over = 0  # consecutive steps that chose others instead, for a row or for a round
@@ -129,8 +130,9 @@ class TargetSequence:
         """A step chose others, although it was ready."""
         self.num_passed_over += 1
 
-    def note_length(self, num_steps: int) -> None:
-        """A draft of so many steps is wanted."""
+    def note_length(self, num_steps: int, reason: str) -> None:
+        """A draft of so many steps is wanted, and for this reason not of more."""
+        self.length_choice = f"{num_steps} {reason}"
         self.stats.num_spec_tokens = max(self.stats.num_spec_tokens, num_steps)
 
     def count_round(self, num_draft_tokens: int, num_accepted: int, num_emitted: int, now: float) -> None:

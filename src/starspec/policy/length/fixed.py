@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,15 +35,21 @@ class BatchSizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ByBatchSize:
-    """A depth for each number of sequences in a round, from a table; the budget's own where the table has none."""
+    """A policy with another depth for each number of sequences in a round, from a table.
 
+    Args:
+        make: the policy with a budget.
+        budget: where the table has no row; its width is that of all.
+    """
+
+    make: Callable[[DraftBudget], LengthPolicy]
     budget: DraftBudget
     table: tuple[BatchSizes, ...]
 
     def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
-        """As LengthPolicy. A request's own depth is kept."""
+        """As LengthPolicy."""
         found = (row.num_steps for row in self.table if row.first <= snapshot.num_sequences <= row.last)
-        return FixedLength(self.budget.with_steps(next(found, self.budget.num_steps))).choose(snapshot)
+        return self.make(self.budget.with_steps(next(found, self.budget.num_steps))).choose(snapshot)
 
 
 @dataclass(frozen=True, slots=True)
