@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -92,9 +93,13 @@ def test_the_config_names_the_policy(policy: str, made: LengthPolicy) -> None:
     assert make_policy(SpeculativeConfig.from_mapping({"length": {"policy": policy}})) == made
 
 
-def test_goodput_is_the_default_and_a_table_bounds_it() -> None:
-    config = SpeculativeConfig.from_mapping({"num_speculative_tokens_per_batch_size": [[1, 1, 5], [2, 8, 3]]})
-    assert make_policy(config) == ByBatchSize(Goodput, DraftBudget.chain(8), (BatchSizes(1, 1, 5), BatchSizes(2, 8, 3)))
+@pytest.mark.parametrize(("policy", "make", "depth"), [("goodput", Goodput, 8), ("fixed", FixedLength, 4)])
+def test_a_table_bounds_any_policy(policy: str, make: Callable[[DraftBudget], LengthPolicy], depth: int) -> None:
+    config = SpeculativeConfig.from_mapping(
+        {"num_speculative_tokens_per_batch_size": [[1, 1, 5], [2, 8, 3]], "length": {"policy": policy}}
+    )
+    rows = (BatchSizes(1, 1, 5), BatchSizes(2, 8, 3))
+    assert make_policy(config) == ByBatchSize(make, DraftBudget.chain(depth), rows)
 
 
 @pytest.mark.parametrize(("num_sequences", "length"), [(1, 5), (2, 3), (6, 3), (7, 4), (16, 0)])
