@@ -34,7 +34,7 @@ from starspec.config.process import (
     ServerConfig,
     TargetProcess,
 )
-from starspec.config.speculative import LengthConfig, RemoteConfig, SampleMethod, SpeculativeConfig
+from starspec.config.speculative import LengthConfig, RemoteConfig, SpeculativeConfig
 from starspec.config.target import (
     BATCHINGS,
     MAX_PASSED_OVER,
@@ -46,6 +46,8 @@ from starspec.config.target import (
     BatchingMethod,
     TargetConfig,
 )
+from starspec.config.thresholds import read_thresholds
+from starspec.speculation.acceptance import SampleMethod
 
 __all__ = [
     "BATCHINGS",
@@ -90,4 +92,5 @@ __all__ = [
     "TargetProcess",
     "build",
     "nearest",
+    "read_thresholds",
 ]

@@ -11,9 +11,8 @@ from starspec.config.limits import MAX_DRAFT_TOKENS, MAX_TOP_K
 from starspec.config.model import ModelConfig, Quantization
 from starspec.draft_methods import DRAFT_METHODS, DraftMethod, MethodTraits
 from starspec.errors import ConfigError
+from starspec.speculation.acceptance import SampleMethod
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
-
-SampleMethod = Literal["coupled", "rejection"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
