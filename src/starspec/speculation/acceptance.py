@@ -52,9 +52,9 @@ RULES: Final[Mapping[SampleMethod, AcceptanceRule]] = {"coupled": COUPLED, "reje
 class KeyThresholds:
     """When a token is key: lambda_1 to lambda_3 of equation 7. Raises: ValueError if one is out of range."""
 
-    lambda_1: float = 3.0  # > 0, of the ratio of surprisals
+    lambda_1: float = 2.0  # > 0, of the ratio of surprisals
     lambda_2: float = 0.3  # [0, 1], of the difference of probabilities
-    lambda_3: float = 0.5  # [0, 1], of NormMatch
+    lambda_3: float = 0.3  # [0, 1], of NormMatch
 
     def __post_init__(self) -> None:
         if not 0.0 < self.lambda_1 < float("inf"):
