@@ -44,7 +44,7 @@ def test_what_a_pair_is_calibrated_to_is_what_a_target_reads(tmp_path: Path) -> 
 
 def test_a_draft_that_does_not_fit_is_refused() -> None:
     speculative = SpeculativeConfig(model=config(vocab=256, role="draft").model)
-    with pytest.raises(ConfigError, match="does not fit this target: .*128 tokens against 256"):
+    with pytest.raises(ConfigError, match=r"does not fit this target: .*128 tokens against 256"):
         calibrate(config(), speculative, own_prompts()[:1], max_tokens=4, key_share=0.3)
     with pytest.raises(ConfigError, match="give --draft"):
         calibrate(config(), SpeculativeConfig(), own_prompts()[:1], max_tokens=4, key_share=0.3)

@@ -148,13 +148,14 @@ def make_star(
 
 
 LogitsAfter = Callable[[Sequence[int]], torch.Tensor]
+TARGET_AFTER: LogitsAfter = partial(row_after, TARGET)
 
 
 def distribution_of_answers(
     prompt: Sequence[int],
     sampling: SamplingSpec,
     num_tokens: int,
-    logits_after: LogitsAfter = partial(row_after, TARGET),
+    logits_after: LogitsAfter = TARGET_AFTER,
 ) -> dict[tuple[int, ...], float]:
     """How likely each answer is, from the slow reference: the product of its tokens' probabilities."""
     answers: dict[tuple[int, ...], float] = {}
