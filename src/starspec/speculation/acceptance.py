@@ -54,7 +54,7 @@ class KeyThresholds:
 
     lambda_1: float = 2.0  # > 0, of the ratio of surprisals
     lambda_2: float = 0.3  # [0, 1], of the difference of probabilities
-    lambda_3: float = 0.3  # [0, 1], of NormMatch
+    lambda_3: float = 0.1  # [0, 1], of NormMatch
 
     def __post_init__(self) -> None:
         if not 0.0 < self.lambda_1 < float("inf"):
