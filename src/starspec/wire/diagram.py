@@ -38,6 +38,7 @@ INSIDE: Final = (  # types of fields of messages
     SamplingSpec,
     messages.TreeShape,
     messages.Drawn,
+    messages.Top,
     messages.RequestSpec,
     messages.TokenLogprob,
     stats.HubStats,
