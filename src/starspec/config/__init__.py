@@ -39,7 +39,6 @@ from starspec.config.speculative import (
     LengthConfig,
     Policy,
     RemoteConfig,
-    SampleMethod,
     SpeculativeConfig,
 )
 from starspec.config.target import (
@@ -53,6 +52,8 @@ from starspec.config.target import (
     BatchingMethod,
     TargetConfig,
 )
+from starspec.config.thresholds import read_thresholds
+from starspec.speculation.acceptance import SampleMethod
 
 __all__ = [
     "BATCHINGS",
@@ -99,4 +100,5 @@ __all__ = [
     "TargetProcess",
     "build",
     "nearest",
+    "read_thresholds",
 ]

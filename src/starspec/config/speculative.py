@@ -11,9 +11,9 @@ from starspec.config.limits import MAX_DRAFT_TOKENS, MAX_TOP_K
 from starspec.config.model import ModelConfig, Quantization
 from starspec.draft_methods import DRAFT_METHODS, DraftMethod, MethodTraits
 from starspec.errors import ConfigError
+from starspec.speculation.acceptance import SampleMethod
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
-SampleMethod = Literal["coupled", "rejection"]
 Policy = Literal["goodput", "fixed", "confidence", "adaedl", "dsde"]
 DEPTHS: Final[Mapping[Policy, int]] = {"goodput": 8, "fixed": 4, "confidence": 8, "adaedl": 8, "dsde": 4}
 TREE_DEPTH: Final = 4  # deeper trees need as many forwards as deeper chains, for paths that are rarely right

@@ -7,7 +7,7 @@ from typing import Any, Final
 import structlog
 
 from starspec.audit import AuditLog
-from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig, read_thresholds
 from starspec.engine.batching import lay_out
 from starspec.engine.drafts import Drafts, NoDrafts, drafts_itself, own_drafts
 from starspec.engine.engine import TargetEngine
@@ -43,6 +43,7 @@ def build_server(
     """
     keys = load_keys(config.keys, "target") if config.keys else None
     check_hub(speculative)
+    thresholds = read_thresholds(config.relaxed_thresholds)
     audit = AuditLog(config.audit_log, config.name)
     serving = ServingServer(config.host, config.port, keys, config.insecure, audit)
     try:
@@ -63,7 +64,7 @@ def build_server(
         batching=config.batching.method,
         numerics=loaded.numerics_report if runner is loaded else "padded batches keep no bits",
     )
-    engine = TargetEngine(runner, tokenizer, drafts, config, stats, trace=trace)
+    engine = TargetEngine(runner, tokenizer, drafts, config, stats, trace=trace, thresholds=thresholds)
     return TargetServer(config, engine, serving, audit)
 
 

@@ -105,10 +105,10 @@ class DraftLengths:
             )
         )
         for sequence, history, choice in zip(sequences, histories, chosen, strict=True):
-            history.choice = choice
+            history.choice = choice._replace(budget=choice.budget.stating(sequence.rule.num_stated))
             sequence.note_length(choice.budget.num_steps, choice.reason)
             self._stats.add(choice.budget.num_steps, choice.reason)
-        return [each.budget for each in chosen]
+        return [each.choice.budget for each in histories]
 
     def last(self, sequence: TargetSequence) -> DraftBudget:
         """The last choice for a sequence, as far as it can still use it; no draft before the first."""

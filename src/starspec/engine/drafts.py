@@ -15,6 +15,7 @@ from starspec.ids import RequestKey
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.hub_lessons import HubLessons
 from starspec.policy.length.snapshot import LengthPolicy
+from starspec.speculation.acceptance import COUPLED, AcceptanceRule
 from starspec.speculation.ngram import PromptLookup
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.stats import HubState, TargetStats
@@ -22,6 +23,11 @@ from starspec.stats import HubState, TargetStats
 
 class Drafts(Protocol):
     """A source of proposals."""
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        """By which its proposals are verified, unless a request asks for the relaxed rule on top of it."""
+        ...
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
         """These sequences got their cache rows, all in one step: begin to draft for them."""
@@ -74,6 +80,7 @@ class Drafts(Protocol):
 class NoDrafts:
     """Plain decoding. Other sources without a hub derive from it."""
 
+    rule = COUPLED
     is_connected = False
     hub_state: HubState | None = None
     hub_state_s = 0.0

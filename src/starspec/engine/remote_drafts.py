@@ -4,7 +4,8 @@ A round waits for proposals until a deadline. A hub that sends nothing before th
 if it does not answer the ping either. Rounds then go on without waiting. When a message of the hub arrives again, each
 running tag is opened anew from its token ids. So a hub can slow generation, but it can neither stop it nor change a
 token. Under rejection sampling there is one exception: the target believes the probabilities that the hub states, so a
-hub that states false ones can change the distribution of the tokens.
+hub that states false ones can change the distribution of the tokens. Relaxed requests are the other exception: there a
+hub has a say in tokens, within the bounds of `speculation/relaxed.py`.
 
 The target waits once for a late proposal. Then its rounds go on without drafts, and send nothing more about the tag
 until the proposal comes. If the proposal begins with the tokens that were committed meanwhile, the rest of it is
@@ -34,6 +35,7 @@ from starspec.policy.hub_account import HubAccount
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.snapshot import LengthPolicy
 from starspec.policy.plain_speed import PlainSpeed, is_plain_round_due
+from starspec.speculation.acceptance import RULES, AcceptanceRule
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.stats import HubState, TargetStats
@@ -93,6 +95,10 @@ class RemoteDrafts:
     @property
     def hub_state_s(self) -> float:
         return self._hub.state_s
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        return RULES[self._method]
 
     @property
     def num_tags(self) -> int:

@@ -48,6 +48,7 @@ class RoundRunner:
             [each.sampling for each in batch],
             [len(each.token_ids) for each in batch],
             [each.counts for each in batch],
+            [each.relaxation for each in batch],
         )
         if self.commits_evenly:
             results = roll_back(results)
@@ -82,10 +83,11 @@ class RoundRunner:
                 added.keep_features(output.features[rows], result.rows)
             assert sequence.row is not None
             self.runner.cache.commit(sequence.row, result.rows[: len(added.token_ids)])
-            num_accepted, num_emitted = min(result.num_accepted, len(added.token_ids)), len(added.token_ids)
+            kept = result.cut(len(added.token_ids))
+            num_accepted, num_emitted = min(result.num_accepted, len(kept.token_ids)), len(kept.token_ids)
             added.num_accepted = num_accepted
-            sequence.count_round(tree.num_draft_tokens, num_accepted, num_emitted, self.clock())
-            self.stats.acceptance.add_round(tree.num_draft_tokens, num_accepted, num_emitted)
+            sequence.count_round(tree.num_draft_tokens, num_accepted, num_emitted, len(kept.relaxed), self.clock())
+            self.stats.acceptance.add_round(tree.num_draft_tokens, num_accepted, num_emitted, len(kept.relaxed))
             round_outputs.append(added)
         return round_outputs
 

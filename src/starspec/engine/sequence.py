@@ -14,6 +14,7 @@ from starspec.engine.detokenize import Detokenizer
 from starspec.ids import RequestId, RequestKey
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.acceptance import COUPLED, AcceptanceRule, Relaxation
 from starspec.stats import RequestStats
 from starspec.wire.messages import EngineOutput, RequestSpec, TokenLogprob
 
@@ -73,9 +74,13 @@ class TargetSequence:
         eos_token_ids: tuple[int, ...],
         detokenizer: Detokenizer,
         arrived_s: float,
+        rule: AcceptanceRule = COUPLED,
+        relaxation: Relaxation | None = None,
     ) -> None:
         self.key = key
         self.spec = spec
+        self.rule = rule  # by which its proposals are verified ...
+        self.relaxation = relaxation  # ... and how far it is relaxed, if it is
         self.sampling: SamplingSpec = spec.sampling
         self.token_ids = list(spec.prompt_token_ids)
         self.prompt_len = len(spec.prompt_token_ids)
@@ -83,7 +88,7 @@ class TargetSequence:
         self.counts = TokenCounts(spec.prompt_token_ids, ())
         self.state = SequenceState.WAITING
         self.row: int | None = None
-        self.stats = RequestStats()
+        self.stats = RequestStats(is_lossless=rule.is_lossless)
         self.length_choice = ""  # of the last draft that was wanted, and why not more: for traces
         self.arrived_s = arrived_s
         self.admitted_s = float("inf")  # when it got its cache row
@@ -135,13 +140,15 @@ class TargetSequence:
         self.length_choice = f"{num_steps} {reason}"
         self.stats.num_spec_tokens = max(self.stats.num_spec_tokens, num_steps)
 
-    def count_round(self, num_draft_tokens: int, num_accepted: int, num_emitted: int, now: float) -> None:
+    def count_round(
+        self, num_draft_tokens: int, num_accepted: int, num_emitted: int, num_relaxed: int, now: float
+    ) -> None:
         """A round has added tokens. Args: as `AcceptanceStats.add_round`. Effects: changes `stats`."""
         if self._first_token_s is None:
             self._first_token_s = now
             self.stats.time_to_first_token_s = now - self.arrived_s
         self.stats.generation_s = now - self._first_token_s
-        self.stats.add_round(num_draft_tokens, num_accepted, num_emitted)
+        self.stats.add_round(num_draft_tokens, num_accepted, num_emitted, num_relaxed)
 
     def extend(self, token_ids: tuple[int, ...], logprobs: list[TokenLogprob]) -> RoundOutput:
         """Commit the tokens of one verdict, up to and including the token that ends the answer.

@@ -95,6 +95,10 @@ class DraftBudget:
             return replace(self, num_draft_tokens=num_steps, num_steps=num_steps)
         return replace(self, num_steps=num_steps).limited()
 
+    def stating(self, num: int) -> DraftBudget:
+        """This budget with at least `num` stated tokens, if it is one for a proposal."""
+        return self if self.num_stated >= num or not self.num_draft_tokens else replace(self, num_stated=num)
+
     def limited(self, *, num_draft_tokens: int = MAX_FORWARDED, num_steps: int = MAX_FORWARDED) -> DraftBudget:
         """This budget with at most these nodes and this depth.
 

@@ -1,4 +1,4 @@
-"""What a draft model says about its own proposal, and how far the target disagrees. No token is accepted by it.
+"""What a draft model says about its own proposal, and how far the target disagrees.
 
 A proposal may state the draft model's likeliest tokens after each of its nodes. The target compares them with its own
 logits. Both distributions are those of the models, at temperature 1 and without penalties or truncation: with greedy

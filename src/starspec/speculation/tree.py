@@ -14,7 +14,7 @@ MAX_STATED = 32  # likeliest tokens that a proposal states after one node, at mo
 
 
 class TopTokens(NamedTuple):
-    """A draft model's likeliest tokens after one node. Advice: nothing is accepted by it."""
+    """A draft model's likeliest tokens after one node. Advice: no strict rule accepts a token because of it."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # natural logarithms, of the whole distribution
@@ -66,8 +66,8 @@ class DraftTree:
         committed ── 0 ── 1 ── 3        token_ids = (t0, t1, t2, t3)
                      └─── 2             parents   = (ROOT, 0, 0, 1)
 
-    `logprobs` and `tops` say how sure the draft was. They are there only if they were asked for. They decide nothing,
-    and trees that differ only in them are equal.
+    `logprobs` and `tops` say how sure the draft was. They are there only if they were asked for. They decide nothing
+    but what relaxed verification accepts, and trees that differ only in them are equal.
 
     The children of a node are predictions of the target's draw, unless `drafts` has an entry for the node. The entry
     says that they were drawn, and from which distribution; a drawn candidate need not have a node.
@@ -156,6 +156,8 @@ class DraftTree:
         for top in self.tops.values():
             if len(top.token_ids) != len(top.logprobs):
                 raise ValueError(f"{len(top.logprobs)} log-probabilities for {len(top.token_ids)} tokens")
+            if len(set(top.token_ids)) != len(top.token_ids):
+                raise ValueError("a token is stated twice among the likeliest")
         stated = (*self.logprobs, *(each for top in self.tops.values() for each in top.logprobs))
         if not all(each <= 1e-6 for each in stated):  # not so for nan
             raise ValueError("a log-probability is at most 0")

@@ -174,7 +174,9 @@ class Proposal(Message, frozen=True, dict=True):
         None  # for each node whose children were sampled; None: children are the most likely tokens
     )
     logprobs: list[float] | None = None  # of each node's token after its parent; advice, if it was asked for
-    tops: list[Top] | None = None  # for each node that was expanded; advice, if it was asked for
+    tops: list[Top] | None = (
+        None  # for each node that was expanded, if it was asked for; only relaxed requests rely on it
+    )
 
     @classmethod
     def of(

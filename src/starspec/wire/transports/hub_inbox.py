@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from starspec.errors import PeerProtocolError
 from starspec.policy.peer_limits import NONSENSE_BURST, NONSENSE_PER_S, UNASKED_BURST, UNASKED_PER_S, Allowance
+from starspec.speculation.acceptance import RULES
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.wire.codec import MAX_MESSAGES, Decoder, max_answer_bytes
 from starspec.wire.messages import HubToTarget, Open, Ping, TargetToHub, Verdict
@@ -37,7 +38,7 @@ class HubInbox:
             case Verdict():
                 self._expect(message.budget)
             case Open(method=method):
-                self._is_drawn |= method == "rejection"
+                self._is_drawn |= RULES[method].needs_drawn
                 self._expect(message.budget)
             case Ping():
                 self._answers.owe(1.0)
