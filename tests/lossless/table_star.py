@@ -24,6 +24,7 @@ from starspec.hub.loop import HubLoop
 from starspec.ids import TargetId
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 from starspec.policy.length.fixed import FixedLength
+from starspec.policy.length.snapshot import LengthPolicy
 from starspec.sampling import reference
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import DEFAULT_THRESHOLDS, KeyThresholds
@@ -123,6 +124,7 @@ def make_star(
     run_ahead: RunAhead = "off",
     is_late: bool = False,
     thresholds: KeyThresholds = DEFAULT_THRESHOLDS,
+    make_policy: Callable[[DraftBudget], LengthPolicy] = FixedLength,
 ) -> TableStar:
     """Over the coded in-process link, or one on which proposals are late. The hub has a row less than the target."""
     config = HubConfig(prefill_chunk=3, run_ahead=run_ahead)
@@ -134,7 +136,7 @@ def make_star(
     )
     late, stats = LateLink(link), TargetStats()
     options = {"clock": late.clock, "deadline_s": 0.01} if is_late else {"deadline_s": 600.0}
-    drafts = RemoteDrafts(late if is_late else link, FixedLength(budget), stats, method=method, **options)
+    drafts = RemoteDrafts(late if is_late else link, make_policy(budget), stats, method=method, **options)
     engine = make_engine(
         TableRunner(TARGET, num_rows),
         TableTokenizer(),
