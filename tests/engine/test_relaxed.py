@@ -83,7 +83,7 @@ def test_thresholds_for_nothing_are_refused() -> None:
 def test_prompt_lookup_states_nothing_so_its_guesses_are_verified_strictly() -> None:
     clock, stats = VirtualClock(), TargetStats()
     config = TargetConfig(prefill_chunk=5, allow_relaxed=True)
-    drafts = NgramDrafts(CHAINS_OF_FOUR, 1, 3)
+    drafts = NgramDrafts(CHAINS_OF_FOUR, 1, 3, stats)
     engine = TargetEngine(SlowRunner(clock), WordTokenizer(), drafts, config, stats, clock)
     found: dict[str, list[int]] = {"strict": [], "relaxed": []}
     for name, tau in (("strict", 0.0), ("relaxed", 0.9)):

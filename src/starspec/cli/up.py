@@ -181,15 +181,19 @@ def _suited_to(speculative: SpeculativeConfig | None, hub: HubConfig) -> HubConf
 
 
 def _find_models(target: str, speculative: SpeculativeConfig | None) -> None:
-    """Find the models once, before several processes look for them. Raises: ModelError if one is missing.
+    """Find the models once, before several processes look for them.
 
+    Raises: ModelError if one is missing; VocabularyMismatch.
     Effects: downloads a hub id and converts a .gguf file, with a progress bar, unless that has been done.
     """
     from starspec.models.loading.locate import is_synthetic, locate  # noqa: PLC0415 (errors in options come first)
+    from starspec.models.loading.tokenizer import check_vocabulary_files  # noqa: PLC0415
 
     for model in dict.fromkeys([target, (speculative.model if speculative else None) or target]):
         if not is_synthetic(model):
             locate(model)
+    if speculative is not None and speculative.model is not None:
+        check_vocabulary_files(target, speculative.model)
 
 
 @dataclass(frozen=True, slots=True)
