@@ -16,6 +16,8 @@ from starspec.speculation.budget import NO_DRAFT, DraftBudget
     ("values", "budget"),
     [
         ({}, DraftBudget.chain(4)),
+        ({"length": {"policy": "goodput"}}, DraftBudget.chain(8)),
+        ({"eagle_topk": 2}, DraftBudget(14, 4, 2)),
         ({"num_speculative_tokens": 0}, NO_DRAFT),
         ({"num_steps": 3}, DraftBudget.chain(3)),
         ({"num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}, DraftBudget.chain(3)),  # as SGLang counts
@@ -49,6 +51,14 @@ def test_tree_keys_mean_what_they_mean_in_sglang(values: dict, budget: DraftBudg
         ({"draft_p_min": 1.5}, "draft_p_min is a probability, 0 to 1, got 1.5"),
         ({"draft_p_min": float("nan")}, "draft_p_min is a probability"),
         ({"method": "ngram", "draft_p_min": 0.5}, "method 'ngram' knows no probabilities"),
+        ({"length": {"policy": "best"}}, "length: policy 'best' is unknown"),
+        ({"length": {"policy": "goodputt"}}, "did you mean 'goodput'"),
+        ({"method": "ngram", "length": {"policy": "dsde"}}, "length.policy 'dsde' needs a draft that knows prob"),
+        ({"eagle_topk": 2, "length": {"policy": "adaedl"}}, "'adaedl' is for chains"),
+        ({"num_speculative_tokens_per_batch_size": [[1, 4, 65]]}, r"row \[1, 4, 65\] must be"),
+        ({"num_speculative_tokens_per_batch_size": [[1, 4, 3], [4, 8, 2]]}, r"row \[4, 8, 2\] must be"),
+        ({"num_speculative_tokens_per_batch_size": [[0, 4, 3]]}, "at least 1"),
+        ({"num_speculative_tokens_per_batch_size": [[1, 4]]}, "num_speculative_tokens_per_batch_size"),
         ({"rejection_sample_method": "strict"}, "rejection_sample_method"),
     ],
 )

@@ -16,9 +16,9 @@ from starspec.engine.engine import TargetEngine
 from starspec.ids import RequestId
 from starspec.local_star import LocalHub
 from starspec.models.loading.load import load_runner
-from starspec.policy.length.snapshot import RoundSnapshot
+from starspec.policy.length.snapshot import OFF, Choice, RoundSnapshot
 from starspec.sampling.spec import SamplingSpec
-from starspec.speculation.budget import NO_DRAFT, DraftBudget
+from starspec.speculation.budget import DraftBudget
 from starspec.stats import TargetStats
 from starspec.wire.messages import RequestSpec
 
@@ -126,11 +126,9 @@ def test_penalties_and_min_tokens_are_those_of_a_plain_loop_over_transformers(
 class NowAndThen:
     """Four draft tokens where a multiple of three remains, none elsewhere."""
 
-    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
         return [
-            DraftBudget.chain(4).limited(num_steps=each.max_remaining_tokens - 1)
-            if each.max_remaining_tokens % 3 == 0
-            else NO_DRAFT
+            Choice.of(each.fitting(DraftBudget.chain(4))) if each.max_remaining_tokens % 3 == 0 else OFF
             for each in snapshot.sequences
         ]
 

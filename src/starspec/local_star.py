@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from starspec.config import HubConfig, ModelConfig, RemoteConfig, SpeculativeConfig
-from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
+from starspec.engine.drafts import Drafts, NoDrafts, drafts_itself, own_drafts
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
@@ -50,7 +50,7 @@ def local_drafts(
         return NoDrafts()
     _check_remote(speculative.remote)
     policy = make_policy(speculative, max_num_seqs)
-    own = own_drafts(speculative.method, speculative, policy)
+    own = own_drafts(speculative.method, speculative, policy, stats)
     return own or LocalHub(target, info, speculative, tokenizer).drafts(policy, stats)
 
 
@@ -64,7 +64,7 @@ def check_drafts(target: ModelConfig, speculative: SpeculativeConfig | None, tok
     if speculative is None:
         return
     _check_remote(speculative.remote)
-    if own_drafts(speculative.method, speculative, make_policy(speculative)) is not None:
+    if drafts_itself(speculative.method):
         return
     draft = _resolved(target.model, speculative, tokenizer or load_tokenizer(target.model))
     model = _draft_model(target, draft)

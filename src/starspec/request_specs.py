@@ -13,11 +13,13 @@ def request_specs(
     params: SamplingParams,
     eos_token_ids: tuple[int, ...],
     num_draft_tokens: int | None = None,
+    relaxed_tau: float = 0.0,
 ) -> list[RequestSpec]:
     """One spec for each of the `n` answers to a prompt. Each has its own seed.
 
     Args:
         num_draft_tokens: None = the target's own choice, 0 = do not speculate.
+        relaxed_tau: of relaxed verification, 0 to 1; 0 = strict.
     """
     return [
         RequestSpec(
@@ -29,6 +31,7 @@ def request_specs(
             skip_special_tokens=params.skip_special_tokens,
             logprobs=params.logprobs,
             num_draft_tokens=num_draft_tokens,
+            relaxed_tau=relaxed_tau,
         )
         for sampling in params.sampling_specs(eos_token_ids)
     ]

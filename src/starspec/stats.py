@@ -45,16 +45,19 @@ class AcceptanceStats:
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)  # [depth - 1] -> accepted at that depth
     num_forwards: int = 0  # sequences times target forwards, with or without a draft
     num_emitted_tokens: int = 0
+    num_relaxed_tokens: int = 0  # accepted draft tokens that only relaxed verification accepts
 
-    def add_round(self, num_draft_tokens: int, num_accepted: int, num_emitted: int) -> None:
+    def add_round(self, num_draft_tokens: int, num_accepted: int, num_emitted: int, num_relaxed: int = 0) -> None:
         """Count one sequence's part of one target forward.
 
         Args:
             num_draft_tokens: nodes verified, 0 for a plain round.
             num_accepted: accepted draft tokens.
             num_emitted: tokens that reach the client, after truncation at eos, stop or max_tokens.
+            num_relaxed: of those, draft tokens that only relaxed verification accepts.
         """
         self.num_forwards += 1
+        self.num_relaxed_tokens += num_relaxed
         self.num_emitted_tokens += num_emitted
         if num_draft_tokens == 0:
             return
@@ -73,6 +76,7 @@ class AcceptanceStats:
         self.num_accepted_tokens += other.num_accepted_tokens
         self.num_forwards += other.num_forwards
         self.num_emitted_tokens += other.num_emitted_tokens
+        self.num_relaxed_tokens += other.num_relaxed_tokens
         _add_counts(self.num_accepted_tokens_per_pos, other.num_accepted_tokens_per_pos)
 
     @property
@@ -97,14 +101,15 @@ class RequestStats:
 
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
     acceptance_histogram: list[int] = field(default_factory=list)  # [accepted tokens] -> speculative rounds
-    num_spec_tokens: int = 0  # the configured speculation length
+    num_spec_tokens: int = 0  # steps of the longest draft that was wanted
+    is_lossless: bool = True  # its acceptance rule keeps the target's tokens, or their distribution
     queue_s: float = 0.0  # arrival to cache row
     time_to_first_token_s: float = 0.0  # arrival to first token
     generation_s: float = 0.0  # first token to last token
 
-    def add_round(self, num_draft_tokens: int, num_accepted: int, num_emitted: int) -> None:
+    def add_round(self, num_draft_tokens: int, num_accepted: int, num_emitted: int, num_relaxed: int = 0) -> None:
         """As AcceptanceStats.add_round, and counts the histogram."""
-        self.acceptance.add_round(num_draft_tokens, num_accepted, num_emitted)
+        self.acceptance.add_round(num_draft_tokens, num_accepted, num_emitted, num_relaxed)
         if num_draft_tokens:
             missing = num_accepted + 1 - len(self.acceptance_histogram)
             self.acceptance_histogram.extend([0] * missing)
@@ -113,7 +118,10 @@ class RequestStats:
     @classmethod
     def sum_of(cls, several: Sequence[RequestStats]) -> RequestStats:
         """The sum of several answers: counts and generation times are added, waits are the longest."""
-        total = cls(num_spec_tokens=max((each.num_spec_tokens for each in several), default=0))
+        total = cls(
+            num_spec_tokens=max((each.num_spec_tokens for each in several), default=0),
+            is_lossless=all(each.is_lossless for each in several),
+        )
         for each in several:
             total.acceptance.add(each.acceptance)
             _add_counts(total.acceptance_histogram, each.acceptance_histogram)
@@ -169,6 +177,22 @@ class BatchStats:
 
 
 @dataclass(slots=True, kw_only=True)
+class LengthStats:
+    """The draft lengths that a target's policy chose, and why they were not longer."""
+
+    num_by_length: list[int] = field(default_factory=list)  # [steps] -> choices
+    num_by_reason: dict[str, int] = field(default_factory=dict)  # as `policy/length/snapshot.py` lists them
+    recent: Mean = field(default_factory=Mean)  # steps of the last choices
+
+    def add(self, num_steps: int, reason: str) -> None:
+        """A length was chosen for one sequence."""
+        self.num_by_length.extend([0] * (num_steps + 1 - len(self.num_by_length)))
+        self.num_by_length[num_steps] += 1
+        self.num_by_reason[reason] = self.num_by_reason.get(reason, 0) + 1
+        self.recent.add(num_steps)
+
+
+@dataclass(slots=True, kw_only=True)
 class TargetStats:
     """A target's side of StarSD's decomposition."""
 
@@ -178,6 +202,7 @@ class TargetStats:
     wait: Mean = field(default_factory=Mean)  # the hub's response time, as a round waits for it: t_c, T_wait and S
     round: Mean = field(default_factory=Mean)  # wait and verify: 1 / R_p while no prompt is prefilled between rounds
     batch: BatchStats = field(default_factory=BatchStats)
+    lengths: LengthStats = field(default_factory=LengthStats)
     num_rounds: int = 0
     num_late_rounds: int = 0  # rounds that started without an expected proposal
     num_stale_messages: int = 0  # dropped by epoch

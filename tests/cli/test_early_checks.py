@@ -1,9 +1,12 @@
 """What small files and the command line show to be wrong is said before weights are read, by all commands alike."""
 
+import sys
 from pathlib import Path
 
 import pytest
 from tiny import make_model, save_with_tokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from starspec.errors import ConfigError, VocabularyMismatch
 from starspec.llm import LLM
@@ -70,6 +73,17 @@ def nothing_is_loaded(monkeypatch) -> None:
 @pytest.mark.parametrize("words", STRANGERS.values(), ids=STRANGERS)
 def test_a_draft_of_another_vocabulary_is_refused_before_anything_is_loaded(words, starspec) -> None:
     outcome = starspec(*words)
+    assert "target and draft do not share a vocabulary" in outcome.err
+    assert outcome.code == 2
+
+
+def test_up_refuses_it_before_any_process_starts(starspec, unreadable: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sys.modules["starspec.cli.up"], "Supervisor", lambda *_: pytest.fail("a process starts"))
+    words = {word: number for number, word in enumerate(("red", "green", "blue"))}
+    other = Tokenizer(WordLevel(words, unk_token="red"))
+    save_with_tokenizer(make_model(), tmp_path / "other")
+    other.save(str(tmp_path / "other" / "tokenizer.json"))
+    outcome = starspec("up", unreadable, "--draft", str(tmp_path / "other"), "--port", "0")
     assert "target and draft do not share a vocabulary" in outcome.err
     assert outcome.code == 2
 

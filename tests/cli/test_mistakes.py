@@ -50,6 +50,22 @@ MISTAKES = {
     ),
     "JSON cut off": ((*GENERATE, "--speculative-config", '{"model": '), "expecting value at its end"),
     "JSON, but no object": ((*GENERATE, "--speculative-config", "[1]"), "must be a JSON object"),
+    "relaxed without probabilities": (
+        ("up", "x", "--spec-method", "ngram", "--allow-relaxed"),
+        "--allow-relaxed compares the probabilities of draft and target, and method 'ngram' has none",
+    ),
+    "thresholds for nothing": (
+        ("target", "--target", "x", "--relaxed-thresholds", "t.json"),
+        "--relaxed-thresholds has no effect without --allow-relaxed: give both, or none",
+    ),
+    "thresholds that are not there": (
+        ("up", "x", "--draft", "y", "--allow-relaxed", "--relaxed-thresholds", "/nowhere.json"),
+        "--relaxed-thresholds: '/nowhere.json' cannot be read: No such file or directory",
+    ),
+    "no tokens may be key": (
+        ("calibrate", "--target", "x", "--draft", "y", "--key-share", "0"),
+        "--key-share must be above 0 and below 1, got 0",
+    ),
     "said twice": (
         (*GENERATE, "--draft", "a", "--speculative-config", '{"model": "b"}'),
         "--draft and 'model' in --speculative-config say the same thing: give one of them",

@@ -55,7 +55,7 @@ def refusal(outcome) -> str:
 
 def test_all_benchmarks_save_their_results() -> None:
     names = {words[1] for words in SAVING if words[0] == "bench"}
-    assert names == {"pair", "tree", "batch", "star", "async", "warm", "vllm", "wire", "faults", "certify"}
+    assert names == {"pair", "tree", "batch", "star", "async", "length", "warm", "vllm", "wire", "faults", "certify"}
     assert {("verify", "--json"), ("doctor", "--json"), ("train", "--json"), ("bench", "tree", "--png")} <= set(SAVING)
 
 

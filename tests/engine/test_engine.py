@@ -53,7 +53,7 @@ DRAFTS = {
     "half true": lambda: OracleDrafts(num_true=2),
     "lying": lambda: OracleDrafts(num_true=0),
     "tree": lambda: OracleDrafts(is_tree=True),
-    "ngram": lambda: NgramDrafts(FixedLength(DraftBudget.chain(4)), 1, 3),
+    "ngram": lambda: NgramDrafts(FixedLength(DraftBudget.chain(4)), 1, 3, TargetStats()),
 }
 every_draft = pytest.mark.parametrize("drafts", DRAFTS)
 

@@ -48,7 +48,7 @@ class TwoRightTokens(NgramDrafts):
     """N-grams that fit the toy's text."""
 
     def __init__(self) -> None:
-        super().__init__(POLICY, 1, 2)
+        super().__init__(POLICY, 1, 2, TargetStats())
 
     def _chain(self, sequence: TargetSequence, length: int) -> DraftTree:
         path = list(sequence.token_ids)

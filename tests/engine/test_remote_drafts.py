@@ -19,7 +19,7 @@ from starspec.errors import PeerProtocolError
 from starspec.ids import LinkId, RequestId, Tag
 from starspec.policy.deadline import FIRST_ROUND_WAIT_S, MAX_GAP_S
 from starspec.policy.length.fixed import FixedLength, InSmallBatches
-from starspec.policy.length.snapshot import RoundSnapshot
+from starspec.policy.length.snapshot import Choice, RoundSnapshot
 from starspec.policy.liveness import MIN_PAUSE_S
 from starspec.policy.patience import FIRST_PREFILL_WAIT_S
 from starspec.policy.same_length import SameLengthPool
@@ -59,7 +59,7 @@ class WatchedLengths:
         self.policy = FixedLength(DraftBudget.chain(4))
         self.asked: list[tuple[int, int]] = []  # (sequences asked about together, sequences of their round)
 
-    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
         """As LengthPolicy."""
         self.asked.append((len(snapshot.sequences), snapshot.num_sequences))
         return self.policy.choose(snapshot)

@@ -161,6 +161,17 @@ def test_what_cannot_run_is_rejected_by_name_and_nothing_else_suffers() -> None:
         assert [t for part in gateway.answer("good") for t in part.token_ids][-5:] == plain([1, 2], 30)[-5:]
 
 
+def test_a_relaxed_request_is_rejected_unless_the_target_allows_it() -> None:
+    with serving() as (server, _):
+        gateway = Gateway(server)
+        spec = RequestSpec([1, 2], SamplingSpec(temperature=0.0), max_tokens=3, relaxed_tau=0.2)
+        gateway.send(Submit(RequestId("relaxed"), spec))
+        (refusal,) = gateway.receive()
+        assert isinstance(refusal, Rejected)
+        assert (refusal.status, refusal.param) == (400, "speculative.relaxed")
+        assert "--allow-relaxed" in refusal.message
+
+
 def test_an_abort_frees_the_row() -> None:
     with serving() as (server, _):
         gateway = Gateway(server)

@@ -94,7 +94,7 @@ def engine_of(method: BatchingMethod) -> TargetEngine:
     return make_engine(
         lay_out(runner, batching, stats.batch),
         WordTokenizer(),
-        NgramDrafts(FixedLength(DraftBudget.chain(4)), 1, 3),
+        NgramDrafts(FixedLength(DraftBudget.chain(4)), 1, 3, TargetStats()),
         stats,
         prefill_chunk=32,
         batching=batching,

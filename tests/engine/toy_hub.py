@@ -202,7 +202,7 @@ class Star:
         self.clock = VirtualClock()
         self.hub = self.make_hub()
         self.stats = TargetStats()
-        self.fallback = NgramDrafts(policy, 1, 3)
+        self.fallback = NgramDrafts(policy, 1, 3, self.stats)
         self.drafts = RemoteDrafts(
             self.hub, policy, self.stats, self.clock, fallback=self.fallback if fallback else None
         )

@@ -210,9 +210,16 @@ class SpellingTarget(ToyTarget):
 def toy_stats(spec: RequestSpec) -> RequestStats:
     """Two speculative rounds of 4 draft tokens, 3 and 1 accepted, unless speculation is off."""
     num_spec_tokens = 4 if spec.num_draft_tokens is None else spec.num_draft_tokens
-    stats = RequestStats(num_spec_tokens=num_spec_tokens, queue_s=0.25, time_to_first_token_s=0.75, generation_s=2.0)
+    is_lossless = spec.relaxed_tau == 0
+    stats = RequestStats(
+        num_spec_tokens=num_spec_tokens,
+        is_lossless=is_lossless,
+        queue_s=0.25,
+        time_to_first_token_s=0.75,
+        generation_s=2.0,
+    )
     if num_spec_tokens:
-        stats.add_round(num_spec_tokens, min(3, num_spec_tokens), 4)
+        stats.add_round(num_spec_tokens, min(3, num_spec_tokens), 4, 0 if is_lossless else 3)
         stats.add_round(num_spec_tokens, 1, 2)
     return stats
 

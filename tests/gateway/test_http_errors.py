@@ -76,6 +76,12 @@ def error_of(reply: Any) -> dict[str, Any]:
         ({"prompt": "hi", "speculative": "on"}, "speculative"),
         ({"prompt": "hi", "speculative": {"num_speculative_tokens": 65}}, "speculative.num_speculative_tokens"),
         ({"prompt": "hi", "speculative": {"num_speculative_tokens": True}}, "speculative.num_speculative_tokens"),
+        ({"prompt": "hi", "speculative": {"relaxed": 0.2}}, "speculative.relaxed"),
+        ({"prompt": "hi", "speculative": {"relaxed": {}}}, "speculative.relaxed.tau"),
+        ({"prompt": "hi", "speculative": {"relaxed": {"tau": 1.01}}}, "speculative.relaxed.tau"),
+        ({"prompt": "hi", "speculative": {"relaxed": {"tau": -0.1}}}, "speculative.relaxed.tau"),
+        ({"prompt": "hi", "speculative": {"relaxed": {"tau": True}}}, "speculative.relaxed.tau"),
+        ({"prompt": "hi", "speculative": {"relaxed": {"tau": "0.2"}}}, "speculative.relaxed.tau"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
@@ -158,6 +164,8 @@ async def test_a_bad_chat_parameter_is_a_400_that_names_it(gateway: Any, body: A
 async def test_an_unknown_speculative_key_names_the_nearest_one(gateway: Any) -> None:
     reply = await gateway.post("/v1/completions", prompt="hi", speculative={"num_spec_tokens": 3})
     assert "num_speculative_tokens" in error_of(reply)["message"]
+    reply = await gateway.post("/v1/completions", prompt="hi", speculative={"relaxed": {"tua": 0.2}})
+    assert "did you mean 'tau'" in error_of(reply)["message"]
 
 
 @pytest.mark.parametrize(

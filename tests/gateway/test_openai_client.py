@@ -165,6 +165,8 @@ async def test_metrics_have_vllms_shape(gateway: Any) -> None:
         "num_accepted_draft_tokens": 4,
         "num_draft_tokens": 8,
         "num_spec_tokens": 4,
+        "lossless": True,
+        "num_relaxed_tokens": 0,
     }
     assert reply.metrics["queue_time_ms"] == 250.0
     assert reply.metrics["time_to_first_token_ms"] == 500.0
@@ -181,6 +183,16 @@ async def test_speculation_is_switched_and_sized_by_request(gateway: Any) -> Non
         metrics = reply.metrics["speculative_decoding"]
         assert metrics["num_draft_tokens"] == 2 * (4 if expected is None else expected)
         assert len(metrics["acceptance_histogram"]) == (4 if expected is None else expected) + 1
+
+
+async def test_relaxed_verification_is_asked_for_by_request_and_labelled(gateway: Any) -> None:
+    for asked, tau in (({"relaxed": {"tau": 0.25}}, 0.25), ({"relaxed": {"tau": 0}}, 0.0), ({"relaxed": None}, 0.0)):
+        reply = await gateway.client.completions.create(
+            model="toy-model", prompt="hi", extra_body={"speculative": asked}
+        )
+        assert list(gateway.target.submitted.values())[-1].relaxed_tau == tau
+        metrics = reply.metrics["speculative_decoding"]
+        assert (metrics["lossless"], metrics["num_relaxed_tokens"]) == ((False, 3) if tau else (True, 0))
 
 
 async def test_token_ids_come_when_asked_for(gateway: Any, tokenizer: Any) -> None:

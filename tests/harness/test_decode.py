@@ -109,7 +109,7 @@ def test_the_recorder_passes_everything_on(bench: Workbench) -> None:
         def poll(self):
             self.calls.append("poll")
 
-        def note_round(self, round_s, verify_s):
+        def note_round(self, round_s, verify_s, num_tokens):
             self.calls.append("note_round")
 
         def shutdown(self):

@@ -15,7 +15,7 @@ from starspec.hub import growing_tree
 from starspec.hub.growing_tree import GrowingTree
 from starspec.hub.tree_nodes import Children, DraftToken
 from starspec.speculation.budget import DraftBudget, TopKSpec
-from starspec.speculation.tree import ROOT, DraftTree, Drawing, DrawnCandidates
+from starspec.speculation.tree import ROOT, DraftTree, Drawing, DrawnCandidates, TopTokens
 
 END = 9
 PAIR = TopKSpec(2)
@@ -211,6 +211,39 @@ def grow_drawn(budget: DraftBudget, seed: int, below: Path | None = None, salt: 
             draft = DrawnCandidates(order, order, (1 / budget.top_k,) * budget.top_k, Drawing.WITHOUT_REPLACEMENT)
             tree.expand(node, Children(tokens, draft), budget.top_k_spec)
     return tree
+
+
+def test_a_proposal_states_what_was_asked_for_of_its_own_nodes() -> None:
+    budget = replace(DraftBudget.chain(2), has_logprobs=True, num_stated=2)
+    tree, tops = GrowingTree(), [TopTokens((each, 8), (-0.1, -2.0)) for each in (1, 2, 3)]
+    for node, (token_id, logprob) in enumerate([(1, -0.1), (2, -0.7), (3, -0.3)], start=ROOT):
+        tree.expand(node, Children([DraftToken(token_id, logprob)], top=tops[node + 1]), budget.top_k_spec)
+    proposed = tree.best(budget)
+    assert (proposed.token_ids, proposed.logprobs) == ((1, 2), (-0.1, -0.7))
+    assert proposed.tops == {ROOT: tops[0], 0: tops[1], 1: tops[2]}  # the last one is there, since it was expanded
+    tree.reroot([1])
+    assert tree.best(budget).tops == {ROOT: tops[1], 0: tops[2]}
+    assert tree.copy().best(budget).tops == tree.best(budget).tops
+    plain = tree.best(DraftBudget.chain(2))
+    assert (plain.logprobs, plain.tops) == ((), {})
+
+
+def test_a_looked_up_chain_has_no_probabilities_to_state() -> None:
+    tree = GrowingTree()
+    tree.become_chain([5, 6])
+    assert tree.best(replace(DraftBudget.chain(2), has_logprobs=True)).logprobs == ()
+
+
+def test_a_chain_ends_before_a_token_of_which_the_drafter_is_unsure_but_has_one() -> None:
+    budget = replace(DraftBudget.chain(4), max_entropy=1.0)
+    assert budget.top_k_spec == TopKSpec(1, needs_logprobs=False, needs_entropy=True)
+    tree = GrowingTree()
+    for node, entropy in zip((ROOT, 0, 1), (3.0, 0.5, 1.5), strict=True):
+        assert tree.to_forward(budget) == [node]
+        tree.expand(node, Children([DraftToken(node + 2, 0.0)], entropy=entropy), budget.top_k_spec)
+    assert tree.to_forward(budget) == []
+    assert tree.best(budget).token_ids == (1, 2)
+    assert tree.to_forward(DraftBudget.chain(4)) == [2]
 
 
 def test_an_end_token_is_proposed_and_never_expanded() -> None:

@@ -24,8 +24,10 @@ from starspec.hub.loop import HubLoop
 from starspec.ids import TargetId
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 from starspec.policy.length.fixed import FixedLength
+from starspec.policy.length.snapshot import LengthPolicy
 from starspec.sampling import reference
 from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.acceptance import DEFAULT_THRESHOLDS, KeyThresholds
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import TargetStats
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubToTarget
@@ -121,6 +123,8 @@ def make_star(
     batching: BatchingConfig = RAGGED,
     run_ahead: RunAhead = "off",
     is_late: bool = False,
+    thresholds: KeyThresholds = DEFAULT_THRESHOLDS,
+    make_policy: Callable[[DraftBudget], LengthPolicy] = FixedLength,
 ) -> TableStar:
     """Over the coded in-process link, or one on which proposals are late. The hub has a row less than the target."""
     config = HubConfig(prefill_chunk=3, run_ahead=run_ahead)
@@ -132,7 +136,7 @@ def make_star(
     )
     late, stats = LateLink(link), TargetStats()
     options = {"clock": late.clock, "deadline_s": 0.01} if is_late else {"deadline_s": 600.0}
-    drafts = RemoteDrafts(late if is_late else link, FixedLength(budget), stats, method=method, **options)
+    drafts = RemoteDrafts(late if is_late else link, make_policy(budget), stats, method=method, **options)
     engine = make_engine(
         TableRunner(TARGET, num_rows),
         TableTokenizer(),
@@ -140,12 +144,20 @@ def make_star(
         stats,
         prefill_chunk=3,
         batching=batching,
+        thresholds=thresholds,
     )
     return TableStar(engine, hub_loop)
 
 
+LogitsAfter = Callable[[Sequence[int]], torch.Tensor]
+TARGET_AFTER: LogitsAfter = partial(row_after, TARGET)
+
+
 def distribution_of_answers(
-    prompt: Sequence[int], sampling: SamplingSpec, num_tokens: int
+    prompt: Sequence[int],
+    sampling: SamplingSpec,
+    num_tokens: int,
+    logits_after: LogitsAfter = TARGET_AFTER,
 ) -> dict[tuple[int, ...], float]:
     """How likely each answer is, from the slow reference: the product of its tokens' probabilities."""
     answers: dict[tuple[int, ...], float] = {}
@@ -153,7 +165,7 @@ def distribution_of_answers(
     for length in range(1, num_tokens + 1):
         longer: dict[tuple[int, ...], float] = {}
         for output, chance in growing.items():
-            row = row_after(TARGET, [*prompt, *output]).double().tolist()
+            row = logits_after([*prompt, *output]).double().tolist()
             probs = reference.probabilities(reference.adjust(row, sampling, prompt, output), sampling)
             for token_id, prob in enumerate(probs):
                 if prob > 0:

@@ -12,7 +12,13 @@ from starspec.config import ModelConfig
 from starspec.errors import ModelError, VocabularyMismatch
 from starspec.fingerprint import vocab_fingerprint
 from starspec.models.loading.load import load_runner
-from starspec.models.loading.tokenizer import check_pair, check_vocabularies, eos_token_ids, load_tokenizer
+from starspec.models.loading.tokenizer import (
+    check_pair,
+    check_vocabularies,
+    check_vocabulary_files,
+    eos_token_ids,
+    load_tokenizer,
+)
 from starspec.models.loading.transformers_calls import first_line
 
 WORDS = ("<eos>", "red", "green", "blue")
@@ -136,3 +142,18 @@ def test_an_activation_that_nobody_knows_is_one_sentence(tmp_path, save_with_tok
     (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "silly"}))
     with pytest.raises(ModelError, match="llama"):
         load_runner(ModelConfig(model=str(folder), dtype="float32", fused=fused))
+
+
+def test_files_show_another_vocabulary_without_transformers(tmp_path):
+    make_tokenizer().save_pretrained(tmp_path / "target")
+    make_tokenizer(("<eos>", "green", "red", "blue")).save_pretrained(tmp_path / "other")
+    make_tokenizer(added=("grey",)).save_pretrained(tmp_path / "added")
+    (tmp_path / "head").mkdir()
+    for folder in tmp_path.iterdir():
+        (folder / "config.json").write_text("{}")
+    with pytest.raises(VocabularyMismatch, match="first different at id 1"):
+        check_vocabulary_files(str(tmp_path / "target"), str(tmp_path / "other"))
+    for draft in ("target", "added", "head"):
+        check_vocabulary_files(str(tmp_path / "target"), str(tmp_path / draft))
+    (tmp_path / "head" / "tokenizer.json").write_text("{")  # whoever loads it says what is wrong
+    check_vocabulary_files(str(tmp_path / "target"), str(tmp_path / "head"))

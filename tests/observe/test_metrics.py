@@ -45,6 +45,17 @@ def test_accepted_tokens_per_position_start_at_zero_and_sum_to_the_accepted_toke
     assert sum(by_position) == read["starspec_spec_decode_num_accepted_tokens_total", (("target", "a"),)]
 
 
+def test_chosen_lengths_and_their_reasons_are_counted() -> None:
+    status = target("a", [])
+    for num_steps, reason in ((0, "off"), (3, "cost"), (3, "cap")):
+        status.stats.lengths.add(num_steps, reason)
+    read = scrape(StatusSnapshot((status,)))
+    name, a = "starspec_draft_length_choices_total", ("target", "a")
+    assert [read[name, (("steps", f"{each}"), a)] for each in range(4)] == [1, 0, 0, 2]
+    name = "starspec_draft_length_reasons_total"
+    assert [read[name, (("reason", each), a)] for each in ("off", "cost", "cap")] == [1, 1, 1]
+
+
 def test_the_time_decomposition_is_exposed_in_seconds() -> None:
     read = scrape(StatusSnapshot((target("a", [(4, 2)]),)))
     a = (("target", "a"),)

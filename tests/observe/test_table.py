@@ -7,12 +7,15 @@ from rich.console import Console
 from starspec.ids import TargetId
 from starspec.observe.metrics import StatusSnapshot
 from starspec.observe.table import star_line, star_table
-from starspec.stats import AcceptanceStats, HubStats, Mean, TargetStats
+from starspec.stats import AcceptanceStats, HubStats, LengthStats, Mean, TargetStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
 
 def target_status(name: str, *, is_draft_connected: bool = True) -> TargetStatus:
     acceptance = AcceptanceStats(num_drafts=10, num_draft_tokens=40, num_accepted_tokens=25)
+    lengths = LengthStats()
+    for num_steps in (4, 1):
+        lengths.add(num_steps, "cost")
     return TargetStatus(
         target_id=TargetId(name),
         model="toy",
@@ -22,7 +25,9 @@ def target_status(name: str, *, is_draft_connected: bool = True) -> TargetStatus
         num_rows=8,
         num_free_rows=5,
         is_draft_connected=is_draft_connected,
-        stats=TargetStats(acceptance=acceptance, tokens_per_s=23.44, wait=Mean(0.0123, 1), t_v=Mean(0.0456, 1)),
+        stats=TargetStats(
+            acceptance=acceptance, tokens_per_s=23.44, lengths=lengths, wait=Mean(0.0123, 1), t_v=Mean(0.0456, 1)
+        ),
     )
 
 
@@ -50,7 +55,18 @@ def shown(snapshot: StatusSnapshot, width: int = 140) -> str:
 
 def test_a_target_shows_its_rate_acceptance_length_and_wait() -> None:
     (row,) = [line for line in shown(StatusSnapshot((target_status("target-0"),), HUB)).splitlines() if "23.4" in line]
-    assert row.replace("│", " ").split() == ["target-0", "23.4", "3.50", "12.3", "45.6", "3", "1", "connected"]
+    assert row.replace("│", " ").split() == [
+        "target-0",
+        "23.4",
+        "3.50",
+        "2.5",
+        "12.3",
+        "45.6",
+        "3",
+        "+",
+        "1",
+        "connected",
+    ]
 
 
 def test_eighty_columns_are_enough_for_every_name_and_number() -> None:
@@ -83,7 +99,8 @@ def test_the_line_says_the_same_as_the_table() -> None:
     snapshot = StatusSnapshot((target_status("target-0", is_draft_connected=False),), HUB)
     line = star_line(snapshot, STATES)
     assert line.startswith(
-        "target-0: 23.4 tokens/s, acceptance length 3.50, hub's response 12.3 ms, 3 running, draft none"
+        "target-0: 23.4 tokens/s, acceptance length 3.50, draft length 2.5, hub's response 12.3 ms, 3 running, "
+        "draft none"
     )
     assert "target-1: waiting to restart" in line
     assert "hub: toy-draft: load 63%, T_wait 0.5 ms, T_idle 9.8 ms a request, 4.2 s in all" in line

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spec_strategies import trees
 
-from starspec.speculation.tree import EMPTY_TREE, ROOT, DraftTree, Drawing, DrawnCandidates
+from starspec.speculation.tree import EMPTY_TREE, ROOT, DraftTree, Drawing, DrawnCandidates, TopTokens
 
 
 def test_depths_and_edges_of_the_drawn_tree():
@@ -42,6 +42,31 @@ def test_what_is_left_of_a_tree_is_what_it_says_behind_these_tokens(tree, said):
     told = tuple(said)
     left = {path[len(told) :] for path in paths_of(tree) if path[: len(told)] == told} - {()}
     assert paths_of(tree.after(said)) == left
+
+
+def test_advice_stays_with_what_is_left_and_makes_no_tree_another():
+    tops = {ROOT: TopTokens((1, 2), (-0.1, -3.0)), 0: TopTokens((3,), (-0.5,)), 2: TopTokens((9,), (-0.2,))}
+    tree = DraftTree((1, 2, 3), (ROOT, ROOT, 0), {}, (-0.1, -3.0, -0.5), tops)
+    rest = tree.after([1])
+    assert (rest.logprobs, rest.tops) == ((-0.5,), {ROOT: tops[0], 0: tops[2]})
+    assert tree.after([1, 3]).tops == {ROOT: tops[2]}
+    assert tree == DraftTree((1, 2, 3), (ROOT, ROOT, 0))
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "tops"),
+    [
+        ((-0.1, -0.2), {}),
+        ((0.5,), {}),
+        ((float("nan"),), {}),
+        ((), {1: TopTokens((1,), (-0.1,))}),
+        ((), {ROOT: TopTokens((1, 2), (-0.1,))}),
+        ((), {ROOT: TopTokens((1,), (float("nan"),))}),
+    ],
+)
+def test_advice_that_cannot_be_is_refused(logprobs, tops):
+    with pytest.raises(ValueError, match=r"log-probabilit|likeliest"):
+        DraftTree((7,), (ROOT,), {}, logprobs, tops)
 
 
 def test_what_was_drawn_stays_with_what_is_left():

@@ -123,6 +123,14 @@ def test_the_targets_are_told_how_to_batch() -> None:
     assert told(specs(star())["target-0"]).target.batching.window is None
 
 
+def test_the_targets_are_told_whether_requests_may_be_relaxed() -> None:
+    allowing = star(target=TargetConfig(allow_relaxed=True, relaxed_thresholds="t.json"))
+    target = told(specs(allowing)["target-1"]).target
+    assert (target.allow_relaxed, target.relaxed_thresholds) == (True, "t.json")
+    with pytest.raises(ConfigError, match="method 'ngram' has none"):
+        star(target=TargetConfig(allow_relaxed=True), speculative=SpeculativeConfig(method="ngram"))
+
+
 def test_whoever_is_asked_for_work_stops_first() -> None:
     children = specs(star())
     assert children["gateway"].stop_stage < children["target-0"].stop_stage < children["hub"].stop_stage

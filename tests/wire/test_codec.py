@@ -46,6 +46,7 @@ from starspec.wire.messages import (
     TargetToGateway,
     TargetToHub,
     TokenLogprob,
+    Top,
     Verdict,
     Welcome,
 )
@@ -66,6 +67,7 @@ EVERY_MESSAGE: list[tuple[object, Message]] = [
     (TargetToHub, Goodbye("done")),
     (HubToTarget, Proposal(Tag(1), Epoch(1), 3, [4, 5, 6], [-1, 0, 0], 0.001, 0.002)),
     (HubToTarget, Proposal(Tag(1), Epoch(1), 3, [])),
+    (HubToTarget, Proposal(Tag(1), Epoch(1), 3, [4], logprobs=[-0.5], tops=[Top(-1, [4, 6], [-0.5, -1.0])])),
     (HubToTarget, Proposal(Tag(1), Epoch(1), 3, [4], drawn=[Drawn(-1, [4, 6], [4, 5, 6], [0.5, 0.25, 0.25])])),
     (HubToTarget, Reopen(Tag(1), Epoch(1))),
     (HubToTarget, Pong(7)),

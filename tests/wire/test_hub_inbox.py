@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -9,6 +11,7 @@ from starspec.errors import PeerProtocolError
 from starspec.ids import Epoch, Tag
 from starspec.quoting import MAX_TEXT_LEN, readable
 from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.budget import DraftBudget
 from starspec.wire.codec import MAX_ANSWER_BYTES, MAX_MESSAGES, SHORT_FRAME_BYTES, Decoder, encode, max_answer_bytes
 from starspec.wire.messages import (
     Drawn,
@@ -24,6 +27,7 @@ from starspec.wire.messages import (
     Refused,
     Rejected,
     TargetToGateway,
+    Top,
     Verdict,
     Welcome,
 )
@@ -36,26 +40,31 @@ def opened(num_draft_tokens: int, method: str = "coupled") -> Open:
     return Open(Tag(1), Epoch(1), [1], 1, SamplingSpec(), num_draft_tokens, method=method)  # type: ignore[arg-type]
 
 
-def longest(num_nodes: int, *, is_drawn: bool) -> bytes:
-    """The longest proposal of so many nodes."""
+def longest(num_nodes: int, *, is_drawn: bool, num_stated: int = 0) -> bytes:
+    """The longest proposal of so many nodes; with advice if any likeliest tokens are to be stated."""
     top, ids = 2**31 - 1, [2**31 - 1 - each for each in range(num_nodes)]
     support = [top - each for each in range(64)]
     drawn = [Drawn(node, support[:16], support, [1 / 64] * 64) for node in range(-1, num_nodes)]
     proposal = Proposal(Tag(2**53 - 1), Epoch(2**53 - 1), top, ids, [-1] * num_nodes, 1e9, 1e9)
+    if num_stated:
+        tops = [Top(node, support[:num_stated], [-1e-9] * num_stated) for node in range(-1, num_nodes)]
+        proposal = msgspec.structs.replace(proposal, tops=tops, logprobs=[-1e-9] * num_nodes)
     return encode(msgspec.structs.replace(proposal, drawn=drawn) if is_drawn else proposal)
 
 
 @pytest.mark.parametrize("is_drawn", [False, True])
 @pytest.mark.parametrize("num_nodes", [0, 1, 5, 64])
-def test_every_honest_answer_fits(num_nodes: int, is_drawn: bool) -> None:
-    assert len(longest(num_nodes, is_drawn=is_drawn)) <= max_answer_bytes(num_nodes, is_drawn=is_drawn)
-    assert max_answer_bytes(num_nodes, is_drawn=is_drawn) <= MAX_ANSWER_BYTES
+@pytest.mark.parametrize("num_stated", [0, 8, 32])
+def test_every_honest_answer_fits(num_nodes: int, is_drawn: bool, num_stated: int) -> None:
+    budget = replace(DraftBudget.chain(num_nodes), has_logprobs=num_stated > 0, num_stated=num_stated)
+    frame = longest(num_nodes, is_drawn=is_drawn, num_stated=num_stated)
+    assert len(frame) <= max_answer_bytes(budget, is_drawn=is_drawn) <= MAX_ANSWER_BYTES
 
 
 def test_an_answer_longer_than_the_request_allows_is_not_decoded() -> None:
     inbox = HubInbox(100)
     inbox.note_sent(opened(4))
-    frame = b"\xc1" * (max_answer_bytes(4, is_drawn=False) + 1)  # 0xc1 starts no MessagePack value
+    frame = b"\xc1" * (max_answer_bytes(DraftBudget.chain(4), is_drawn=False) + 1)  # 0xc1 starts no MessagePack value
     messages, [error] = inbox.decode([frame], 1.0)
     assert not messages
     assert "the limit is" in str(error)

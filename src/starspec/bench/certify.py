@@ -36,7 +36,7 @@ from starspec.bench.lossless import (
     num_turns,
 )
 from starspec.bench.random_drafts import RandomDrafts, RandomTrees
-from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.config import FIXED_LENGTH, ModelConfig, SpeculativeConfig
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
@@ -253,7 +253,9 @@ def _drafts(bench: Workbench, kind: DraftKind, draft: str, plain_answers: PlainA
         case "off":
             return NoDrafts()
         case "ngram":
-            return bench.drafts(SpeculativeConfig(method="ngram", num_speculative_tokens=NUM_DRAFT_TOKENS))
+            return bench.drafts(
+                SpeculativeConfig(method="ngram", num_speculative_tokens=NUM_DRAFT_TOKENS, length=FIXED_LENGTH)
+            )
         case "draft" | "tree":
             shape = CHAIN if kind == "draft" else TREE
             return bench.drafts(replace(shape, model=draft, max_model_len=bench.config.max_model_len))

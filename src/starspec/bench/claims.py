@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from starspec.config import BATCHINGS, WINDOW_BATCHES, BatchingConfig, SpeculativeConfig
+from starspec.config import BATCHINGS, FIXED_LENGTH, WINDOW_BATCHES, BatchingConfig, SpeculativeConfig
 from starspec.harness.workbench import GREEDY, SAMPLED, Sampling
 
 PartName = Literal["exact", "sampled", "bits", "head-exact", "head-bits", "pair", "batch", "batch-pair"]
@@ -35,7 +35,9 @@ NUM_ROWS = 8
 NUM_DRAFT_TOKENS = 4
 FULL = BatchingConfig(prompts="first")
 ALL_BATCHINGS = tuple(replace(FULL, method=method) for method in BATCHINGS)
-CHAIN = SpeculativeConfig(quantization="int4", num_speculative_tokens=NUM_DRAFT_TOKENS, max_model_len=MAX_MODEL_LEN)
+CHAIN = SpeculativeConfig(
+    quantization="int4", num_speculative_tokens=NUM_DRAFT_TOKENS, max_model_len=MAX_MODEL_LEN, length=FIXED_LENGTH
+)
 TREE = replace(CHAIN, num_steps=4, eagle_topk=3, num_draft_tokens=13)  # 12 nodes: the root counts here
 
 

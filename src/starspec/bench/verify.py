@@ -23,6 +23,7 @@ from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids
 from starspec.harness.provenance import Provenance, collect_provenance
 from starspec.harness.table import Block
 from starspec.harness.workbench import GREEDY, Sampling, Workbench
+from starspec.speculation.acceptance import RULES
 
 SAMPLINGS = (GREEDY, Sampling(temperature=0.7), Sampling(temperature=1.0, top_p=0.9))
 
@@ -71,10 +72,10 @@ def verify_pair(
         advance: called with what was run, `num_turns` times.
     Raises: as load_runner and local_drafts; ConfigError if the acceptance rule does not keep the tokens.
     """
-    if speculative.rejection_sample_method != "coupled":
-        method = speculative.rejection_sample_method
+    rule = RULES[speculative.rejection_sample_method]
+    if rule.promise != "exact":
         raise ConfigError(
-            f"rejection_sample_method '{method}' keeps the distribution of answers, not their tokens: "
+            f"rejection_sample_method '{rule.name}' keeps the distribution of answers, not their tokens: "
             "there is nothing to compare"
         )
     bench = Workbench(target, speculative)

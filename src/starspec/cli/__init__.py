@@ -17,6 +17,7 @@ from typer.exceptions import Abort, TyperException
 
 from starspec import __version__
 from starspec.cli import bench
+from starspec.cli.calibrate import calibrate
 from starspec.cli.command import CommandLine
 from starspec.cli.doctor import doctor
 from starspec.cli.generate import generate
@@ -47,7 +48,7 @@ def starspec(
     """One draft model speeds up many LLM servers. Same tokens, fewer steps."""
 
 
-for command in (generate, up, draft, target, gateway, keygen, verify, doctor, train):
+for command in (generate, up, draft, target, gateway, keygen, verify, doctor, calibrate, train):
     app.command()(command)
 app.command("serve", hidden=True)(up)  # as `vllm serve MODEL`
 app.command(hidden=True)(child)

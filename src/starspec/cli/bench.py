@@ -145,6 +145,22 @@ def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
 
 
 @app.command()
+def length(quick: Quick = False, json_file: JsonFile = None) -> None:
+    """Compare the length policies with every fixed length, in virtual time: any machine gives the same figures.
+
+    The scenes vary acceptance, the costs of draft steps and target steps, the round trip, the batch, and the number of
+    targets that share a hub.
+    """
+    with measuring("bench length") as bar:
+        from starspec.bench.length.grid import QUICK, GridPlan, blocks, measure_grid  # noqa: PLC0415 (numpy)
+
+        plan = QUICK if quick else GridPlan()
+        bar.begin("scenes", len(plan.scenes))
+        report = measure_grid(plan, bar.turn)
+    publish(report, blocks(report), json_file, quick=quick)
+
+
+@app.command()
 @bound
 def faults(
     models: Annotated[ModelPair, take("target", "draft", "quantization", "method", "dtype")],

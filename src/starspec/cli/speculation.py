@@ -53,10 +53,10 @@ class DraftOptions:
     num_speculative_tokens: Annotated[
         int | None,
         Option(
-            f"Draft tokens of a round, 0 to {MAX_DRAFT_TOKENS}. The same as 'num_speculative_tokens' of {FLAG}.",
+            f"Most draft tokens of a round, 0 to {MAX_DRAFT_TOKENS}. The same as 'num_speculative_tokens' of {FLAG}.",
             SPECULATION,
             flags=("--spec-tokens",),
-            shown=f"{DEFAULTS.num_speculative_tokens}",
+            shown=f"{DEFAULTS.depth}",
         ),
     ] = None
     draft_p_min: Annotated[

@@ -31,6 +31,7 @@ from starspec.config import (
     ProcessConfig,
     SpeculativeConfig,
     TargetConfig,
+    read_thresholds,
 )
 from starspec.config.network import LOOPBACK
 from starspec.config.option import MODELS, NONE_GIVEN, PROCESS
@@ -46,7 +47,7 @@ STEP_S = 0.2  # between looks at signals and statuses
 TOGETHER_S = 0.3
 
 
-TARGET_LIMITS = ("max_num_seqs", "max_num_queued_reqs", "prefill_chunk")
+TARGET_LIMITS = ("max_num_seqs", "max_num_queued_reqs", "prefill_chunk", "allow_relaxed", "relaxed_thresholds")
 POLICIES = (
     *("run_ahead", "share_prefixes", "audit_log"),
     *("max_batch", "scheduling", "weights", "slo_round_ms", "rate_limits", "admission"),
@@ -123,6 +124,7 @@ def up(
     Ctrl-C stops them all once the requests in flight have ended; a second Ctrl-C does not wait for those. `starspec
     serve` is another name of this command.
     """
+    read_thresholds(limits.relaxed_thresholds)  # before processes start that would all fail
     model = _of_model(model, target)
     speculative = drafting.to_config()
     given.check_key_variable(api.api_key)
@@ -179,15 +181,19 @@ def _suited_to(speculative: SpeculativeConfig | None, hub: HubConfig) -> HubConf
 
 
 def _find_models(target: str, speculative: SpeculativeConfig | None) -> None:
-    """Find the models once, before several processes look for them. Raises: ModelError if one is missing.
+    """Find the models once, before several processes look for them.
 
+    Raises: ModelError if one is missing; VocabularyMismatch.
     Effects: downloads a hub id and converts a .gguf file, with a progress bar, unless that has been done.
     """
     from starspec.models.loading.locate import is_synthetic, locate  # noqa: PLC0415 (errors in options come first)
+    from starspec.models.loading.tokenizer import check_vocabulary_files  # noqa: PLC0415
 
     for model in dict.fromkeys([target, (speculative.model if speculative else None) or target]):
         if not is_synthetic(model):
             locate(model)
+    if speculative is not None and speculative.model is not None:
+        check_vocabulary_files(target, speculative.model)
 
 
 @dataclass(frozen=True, slots=True)

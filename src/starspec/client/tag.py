@@ -81,6 +81,11 @@ class HubTag(TagWait):
         """Tokens of the last proposal; 0 if there is none."""
         return 0 if self.proposal is None else len(self.proposal.token_ids)
 
+    @property
+    def num_left(self) -> int:
+        """Draft steps that the last message asked for, without those that were committed since."""
+        return max(0, self.num_wanted - self.num_unsent)
+
     def draft(self) -> DraftTree:
         """The part of the last proposal that is still to be verified.
 

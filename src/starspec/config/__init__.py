@@ -34,7 +34,13 @@ from starspec.config.process import (
     ServerConfig,
     TargetProcess,
 )
-from starspec.config.speculative import LengthConfig, RemoteConfig, SampleMethod, SpeculativeConfig
+from starspec.config.speculative import (
+    FIXED_LENGTH,
+    LengthConfig,
+    Policy,
+    RemoteConfig,
+    SpeculativeConfig,
+)
 from starspec.config.target import (
     BATCHINGS,
     MAX_PASSED_OVER,
@@ -46,10 +52,13 @@ from starspec.config.target import (
     BatchingMethod,
     TargetConfig,
 )
+from starspec.config.thresholds import read_thresholds
+from starspec.speculation.acceptance import SampleMethod
 
 __all__ = [
     "BATCHINGS",
     "DEFAULT_MAX_MODEL_LEN",
+    "FIXED_LENGTH",
     "MAX_DRAFT_TOKENS",
     "MAX_FEATURE_LAYERS",
     "MAX_PASSED_OVER",
@@ -77,6 +86,7 @@ __all__ = [
     "ModelConfig",
     "Numerics",
     "Option",
+    "Policy",
     "PrefixScope",
     "ProcessConfig",
     "Quantization",
@@ -90,4 +100,5 @@ __all__ = [
     "TargetProcess",
     "build",
     "nearest",
+    "read_thresholds",
 ]

@@ -61,6 +61,9 @@ class TargetProcess:
     speculative: SpeculativeConfig | None  # None: it decodes plainly
     process: ProcessConfig
 
+    def __post_init__(self) -> None:
+        self.target.check_drafts(self.speculative)
+
     @property
     def name(self) -> str:
         return self.target.name

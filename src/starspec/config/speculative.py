@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from starspec.config.checks import at_least, build, check_keys, check_words, is_probability
+from starspec.config.checks import at_least, build, check_words, is_probability
 from starspec.config.limits import MAX_DRAFT_TOKENS, MAX_TOP_K
 from starspec.config.model import ModelConfig, Quantization
 from starspec.draft_methods import DRAFT_METHODS, DraftMethod, MethodTraits
 from starspec.errors import ConfigError
+from starspec.speculation.acceptance import SampleMethod
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
-SampleMethod = Literal["coupled", "rejection"]
+Policy = Literal["goodput", "fixed", "confidence", "adaedl", "dsde"]
+DEPTHS: Final[Mapping[Policy, int]] = {"goodput": 8, "fixed": 4, "confidence": 8, "adaedl": 8, "dsde": 4}
+TREE_DEPTH: Final = 4  # deeper trees need as many forwards as deeper chains, for paths that are rarely right
+CONFIDENCE: Final = 0.4  # `draft_p_min` under policy "confidence" if none is given
+NUM_STATED: Final = 16  # likeliest tokens after each node, from which policy "dsde" learns the divergence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +39,15 @@ class RemoteConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthConfig:
-    """`"length": {...}` of a speculative config: how far to speculate."""
+    """`"length": {...}` of a speculative config: how far to speculate. `docs/lengths.md` compares the policies."""
 
-    policy: Literal["fixed"] = "fixed"
+    policy: Policy = "fixed"
 
     def __post_init__(self) -> None:
         check_words(self, "length.")
+
+
+FIXED_LENGTH: Final = LengthConfig(policy="fixed")  # of measurements that compare other things than lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +57,8 @@ class SpeculativeConfig:
     method: DraftMethod = "draft_model"
     model: str | None = None  # draft or EAGLE head; None with `remote.endpoint` (the hub has it) or method ngram
     quantization: Quantization = "none"  # of the draft's weights
-    num_speculative_tokens: int = 4  # K: depth of the chain, 0..64
+    num_speculative_tokens: int | None = None  # K: depth of the chain, 0..64, at most; None = as the policy has it
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()  # (first, last, K) by sequences
     eagle_topk: int = 1  # trees as SGLang names them: children of a node, 1 = a chain
     num_steps: int | None = None  # depth of the tree; None = num_speculative_tokens
     num_draft_tokens: int | None = None  # nodes of the tree and its root (so K + 1 for a chain); None = all that fit
@@ -67,9 +76,11 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         check_words(self)
-        if not 0 <= self.num_speculative_tokens <= MAX_DRAFT_TOKENS:
+        if not 0 <= (self.num_speculative_tokens or 0) <= MAX_DRAFT_TOKENS:
             raise ConfigError(f"num_speculative_tokens must be 0 to {MAX_DRAFT_TOKENS}")
         self._check_tree()
+        self._check_policy()
+        _check_batch_sizes(self.num_speculative_tokens_per_batch_size)
         if self.disable_by_batch_size is not None:
             at_least("disable_by_batch_size", self.disable_by_batch_size, 1)
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
@@ -101,12 +112,22 @@ class SpeculativeConfig:
     @property
     def budget(self) -> DraftBudget:
         """What a round asks for. `num_draft_tokens` counts the root here, as in SGLang, and not there."""
-        num_steps = self.num_speculative_tokens if self.num_steps is None else self.num_steps
+        policy, num_steps = self.length.policy, self.depth
+        p_min = self.draft_p_min or (CONFIDENCE if policy == "confidence" else 0.0)
+        num_stated = NUM_STATED if policy == "dsde" else 0
         if self.eagle_topk == 1 or num_steps == 0:
-            return DraftBudget.chain(num_steps, self.draft_p_min)
+            return replace(DraftBudget.chain(num_steps, p_min), num_stated=num_stated)
         num_nodes = MAX_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens - 1
-        tree = DraftBudget(num_nodes, num_steps, self.eagle_topk, self.draft_p_min)
+        tree = DraftBudget(num_nodes, num_steps, self.eagle_topk, p_min, num_stated=num_stated)
         return replace(tree, num_draft_tokens=min(num_nodes, tree.max_nodes))
+
+    @property
+    def depth(self) -> int:
+        """Steps of a draft: of all under policy "fixed", at most under the others."""
+        given = self.num_speculative_tokens if self.num_steps is None else self.num_steps
+        if given is not None:
+            return given
+        return DEPTHS[self.length.policy] if self.eagle_topk == 1 else TREE_DEPTH
 
     def _check_tree(self) -> None:
         if not 1 <= self.eagle_topk <= MAX_TOP_K:
@@ -136,6 +157,16 @@ class SpeculativeConfig:
         if budget.num_steps == 0:
             raise ConfigError(f"num_draft_tokens is {self.num_draft_tokens}, but 0 steps draft nothing: leave one out")
 
+    def _check_policy(self) -> None:
+        policy = self.length.policy
+        if policy not in ("goodput", "fixed") and not self.traits.knows_probabilities:
+            raise ConfigError(
+                f"length.policy '{policy}' needs a draft that knows probabilities, and method '{self.method}' knows"
+                " none: take 'goodput' or 'fixed'"
+            )
+        if policy == "adaedl" and self.eagle_topk > 1:
+            raise ConfigError("length.policy 'adaedl' is for chains: leave eagle_topk at 1")
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
         """Build from parsed JSON; dashes in keys count as underscores.
@@ -146,7 +177,7 @@ class SpeculativeConfig:
         known = {str(key).replace("-", "_"): value for key, value in values.items()}
         for key, part in (("remote", RemoteConfig), ("length", LengthConfig)):
             if isinstance(known.get(key), Mapping):
-                check_keys(part, known[key], f"{where}, {key}")
+                known[key] = build(part, known[key], f"{where}, {key}")
         config = build(cls, known, where)
         depths = (known.get("num_speculative_tokens"), config.num_steps)
         if None not in depths and depths[0] != depths[1]:
@@ -155,3 +186,15 @@ class SpeculativeConfig:
                 " leave one out"
             )
         return config
+
+
+def _check_batch_sizes(table: tuple[tuple[int, int, int], ...]) -> None:
+    """Raises: ConfigError if a row of `num_speculative_tokens_per_batch_size` is out of range or overlaps another."""
+    name, end = "num_speculative_tokens_per_batch_size", 0
+    for first, last, num_steps in table:
+        if not (end < first <= last and 0 <= num_steps <= MAX_DRAFT_TOKENS):
+            raise ConfigError(
+                f"{name}: row [{first}, {last}, {num_steps}] must be [first, last, K] with first and last batch size"
+                f" (at least 1, rows in order, without overlap) and K from 0 to {MAX_DRAFT_TOKENS}"
+            )
+        end = last

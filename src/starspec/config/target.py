@@ -17,7 +17,8 @@ from starspec.config.network import (
     ShutdownTimeout,
     lease,
 )
-from starspec.config.option import LIMITS, Option
+from starspec.config.option import LIMITS, SPECULATION, Option
+from starspec.config.speculative import SpeculativeConfig
 from starspec.errors import ConfigError
 
 WINDOW_BATCHES: Final = 4  # batches in ExSpec's window, unless a window is given
@@ -92,10 +93,41 @@ class TargetConfig:
     prefill_chunk: PrefillChunk = 256
     lease_s: Annotated[float, lease(MIN_SERVING_LEASE_S)] = 10.0  # a gateway silent for longer loses its requests
     shutdown_timeout_s: ShutdownTimeout = 10.0
+    allow_relaxed: Annotated[
+        bool,
+        Option(
+            "Let requests ask for relaxed verification, which is lossy: their tokens may differ from the target's own.",
+            SPECULATION,
+            ("--allow-relaxed",),
+        ),
+    ] = False
+    relaxed_thresholds: Annotated[
+        str | None,
+        Option(
+            "File of `starspec calibrate`: which tokens relaxed requests verify strictly.",
+            SPECULATION,
+            shown="the defaults of docs/relaxed.md",
+            form="path",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.relaxed_thresholds is not None and not self.allow_relaxed:
+            raise ConfigError("--relaxed-thresholds has no effect without --allow-relaxed: give both, or none")
         self.batching.num_rows(self.max_num_seqs)  # refuses a window that is too small
+
+    def check_drafts(self, speculative: SpeculativeConfig | None) -> None:
+        """Raises: ConfigError if relaxed requests are allowed, and nothing drafts that knows probabilities."""
+        if not self.allow_relaxed:
+            return
+        if speculative is None:
+            raise ConfigError("--allow-relaxed is about draft tokens, and nothing drafts here: leave it out")
+        if not speculative.traits.knows_probabilities:
+            raise ConfigError(
+                f"--allow-relaxed compares the probabilities of draft and target, and method '{speculative.method}' "
+                "has none: draft with a model or an EAGLE head, or leave it out"
+            )
 
     @property
     def num_rows(self) -> int:

@@ -9,7 +9,7 @@ from math import comb
 from typing import Final, Protocol
 
 from starspec.config import ModelConfig, SpeculativeConfig
-from starspec.doctor.agreement import Agreement, CausalScorer, HeadScorer, Sample, measure_agreement
+from starspec.doctor.agreement import Agreement, AnswerScorer, CausalScorer, HeadScorer, Sample, measure_agreement
 from starspec.doctor.outlook import DecodedChains, Replayed, Seen
 from starspec.harness.decode import decode, make_engine
 from starspec.harness.step_times import StepSeconds, time_steps
@@ -97,6 +97,11 @@ class ExaminedDraft(Protocol):
         """Which hidden states it uses, if its files can be interpreted in two ways."""
         ...
 
+    @property
+    def scorer(self) -> AnswerScorer:
+        """Gives its logits for answers that are known."""
+        ...
+
     def agreement(self, sample: Sample) -> Agreement:
         """How often its first choice is right, given all tokens before."""
         ...
@@ -120,13 +125,14 @@ class CausalDraft:
         self._bench = bench
         self._runner = load_runner(draft_config(bench.config, speculative))
         self.layer_choice: LayerChoice | None = None
+        self.scorer: AnswerScorer = CausalScorer(self._runner)
 
     @property
     def info(self) -> ModelInfo:
         return self._runner.info
 
     def agreement(self, sample: Sample) -> Agreement:
-        return measure_agreement(CausalScorer(self._runner), sample, CausalScorer(self._bench.runner))
+        return measure_agreement(self.scorer, sample, CausalScorer(self._bench.runner))
 
     def rounds(self, sample: Sample, agreement: Agreement) -> Seen:  # noqa: ARG002
         return Replayed(agreement.first)
@@ -161,6 +167,7 @@ class HeadDraft:
         self._chain = FixedLength(DraftBudget.chain(max_draft_tokens))
         self._head, self.layer_choice = best_layers(bench, speculative, sample)
         chosen = replace(speculative, feature_layers=self._head.spec.feature_layers)
+        self.scorer: AnswerScorer = HeadScorer(self._head, bench.runner)
         self._hub = LocalHub(bench.config, bench.runner.info, chosen, bench.tokenizer)
 
     @property
@@ -168,8 +175,7 @@ class HeadDraft:
         return self._head.info
 
     def agreement(self, sample: Sample) -> Agreement:
-        target = self._bench.runner
-        return measure_agreement(HeadScorer(self._head, target), sample, CausalScorer(target))
+        return measure_agreement(self.scorer, sample, CausalScorer(self._bench.runner))
 
     def rounds(self, sample: Sample, agreement: Agreement) -> Seen:  # noqa: ARG002
         bench = self._bench

@@ -81,12 +81,12 @@ def examine(
     provenance = collect_provenance({"target": target.model, "draft": draft.model})
     report = None if tree_report is None else read_tree_report(tree_report, provenance)
     spec = resolve_draft(draft)
-    checks = _first_checks(target, spec)
+    checks = check_pair(target, spec)
     if any(check.severity == "fatal" for check in checks):
         return Examination(provenance=provenance, checks=checks)
     bench = Workbench(target)
-    samples = [_sample(bench, prompts, each, max_tokens) for each in SAMPLINGS]
-    examined = _load(bench, spec, samples[0], max_draft_tokens)
+    samples = [sample_answers(bench, prompts, each, max_tokens) for each in SAMPLINGS]
+    examined = load_draft(bench, spec, samples[0], max_draft_tokens)
     checks.append(check_lengths(bench.runner.info, examined.info))
     checks.append(check_sizes(bench.runner.info, examined.info))
     checks += check_arithmetic(target.dtype, target.device)
@@ -109,8 +109,8 @@ def examine(
     )
 
 
-def _first_checks(target: ModelConfig, draft: DraftSpec) -> list[Check]:
-    """The checks before the models are loaded."""
+def check_pair(target: ModelConfig, draft: DraftSpec) -> list[Check]:
+    """What can be checked of a pair before its models are loaded."""
     assert draft.config.model is not None
     tokenizer = load_tokenizer(target.model)
     if draft.head is not None:
@@ -118,13 +118,15 @@ def _first_checks(target: ModelConfig, draft: DraftSpec) -> list[Check]:
     return check_tokenizers(tokenizer, load_tokenizer(draft.config.model))
 
 
-def _sample(bench: Workbench, prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int) -> Sample:
+def sample_answers(bench: Workbench, prompts: Sequence[Prompt], sampling: Sampling, max_tokens: int) -> Sample:
+    """The target's own answers, without drafts."""
     jobs = bench.jobs(prompts, sampling, max_tokens)
     engine = make_engine(bench.runner, bench.tokenizer, NoDrafts())
     return Sample(sampling.name, jobs, decode(engine, jobs, batch_size=bench.runner.cache.num_rows))
 
 
-def _load(bench: Workbench, draft: DraftSpec, sample: Sample, max_draft_tokens: int) -> ExaminedDraft:
+def load_draft(bench: Workbench, draft: DraftSpec, sample: Sample, max_draft_tokens: int) -> ExaminedDraft:
+    """Load a draft. Args: sample: the target's answers, by which the layers of a head are chosen."""
     if draft.head is not None:
         return HeadDraft(bench, draft.config, sample, max_draft_tokens)
     return CausalDraft(bench, draft.config)

@@ -73,4 +73,4 @@ def roll_back(results: Sequence[VerifyResult]) -> list[VerifyResult]:
     Decoding Done Right" describes this waste of the rollback approach.
     """
     num_tokens = min(len(each.token_ids) for each in results)
-    return [VerifyResult(each.accepted_nodes[: num_tokens - 1], each.token_ids[:num_tokens]) for each in results]
+    return [each.cut(num_tokens) for each in results]

@@ -7,9 +7,9 @@ from typing import Any, Final
 import structlog
 
 from starspec.audit import AuditLog
-from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig, read_thresholds
 from starspec.engine.batching import lay_out
-from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
+from starspec.engine.drafts import Drafts, NoDrafts, drafts_itself, own_drafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.engine.server import TargetServer
@@ -43,6 +43,7 @@ def build_server(
     """
     keys = load_keys(config.keys, "target") if config.keys else None
     check_hub(speculative)
+    thresholds = read_thresholds(config.relaxed_thresholds)
     audit = AuditLog(config.audit_log, config.name)
     serving = ServingServer(config.host, config.port, keys, config.insecure, audit)
     try:
@@ -63,7 +64,7 @@ def build_server(
         batching=config.batching.method,
         numerics=loaded.numerics_report if runner is loaded else "padded batches keep no bits",
     )
-    engine = TargetEngine(runner, tokenizer, drafts, config, stats, trace=trace)
+    engine = TargetEngine(runner, tokenizer, drafts, config, stats, trace=trace, thresholds=thresholds)
     return TargetServer(config, engine, serving, audit)
 
 
@@ -77,7 +78,7 @@ def check_hub(speculative: SpeculativeConfig | None) -> None:
         return
     remote = speculative.remote
     if remote.endpoint is None:
-        if own_drafts(speculative.method, speculative, make_policy(speculative)) is None:
+        if not drafts_itself(speculative.method):
             raise ConfigError(NO_HUB)
         if (remote.deadline_ms, remote.fallback) != (None, "none"):
             raise ConfigError(
@@ -101,7 +102,7 @@ def make_drafts(
     policy = make_policy(speculative, config.max_num_seqs)
     remote = speculative.remote
     if remote.endpoint is None:
-        own = own_drafts(speculative.method, speculative, policy)
+        own = own_drafts(speculative.method, speculative, policy, stats)
         if own is None:
             raise ConfigError(NO_HUB)
         return own
@@ -116,7 +117,7 @@ def make_drafts(
         transport,
         policy,
         stats,
-        fallback=own_drafts(remote.fallback, speculative, policy),
+        fallback=own_drafts(remote.fallback, speculative, policy, stats),
         deadline_s=None if remote.deadline_ms is None else remote.deadline_ms / 1e3,
         method=speculative.rejection_sample_method,
     )

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from starspec.config import SpeculativeConfig
+from starspec.engine.draft_lengths import DraftLengths
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestKey
-from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
-from starspec.speculation.budget import DraftBudget
+from starspec.policy.length.costs import Costs
+from starspec.policy.length.hub_lessons import HubLessons
+from starspec.policy.length.snapshot import LengthPolicy
+from starspec.speculation.acceptance import COUPLED, AcceptanceRule
 from starspec.speculation.ngram import PromptLookup
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
-from starspec.stats import HubState
+from starspec.stats import HubState, TargetStats
 
 
 class Drafts(Protocol):
     """A source of proposals."""
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        """By which its proposals are verified, unless a request asks for the relaxed rule on top of it."""
+        ...
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
         """These sequences got their cache rows, all in one step: begin to draft for them."""
@@ -40,8 +49,11 @@ class Drafts(Protocol):
     def close(self, sequence: TargetSequence) -> None:
         """The sequence has ended without a round: it was aborted, or it failed."""
 
-    def note_round(self, round_s: float, verify_s: float) -> None:
-        """A round took `round_s` in all and `verify_s` for its forward. Deadlines follow these times."""
+    def note_round(self, round_s: float, verify_s: float, num_tokens: int) -> None:
+        """A round took `round_s` in all and `verify_s` for its forward over `num_tokens`, with those of drafts.
+
+        Deadlines and lengths follow these times.
+        """
 
     def poll(self) -> None:
         """Keep the connection, and connect again. Called between rounds and while idle. Never blocks."""
@@ -65,20 +77,10 @@ class Drafts(Protocol):
         ...
 
 
-def draft_budgets(sequences: Sequence[TargetSequence], policy: LengthPolicy, num_sequences: int) -> list[DraftBudget]:
-    """The drafts to ask for together, in a round of `num_sequences`: one call of the policy, if there is anybody."""
-    if not sequences:
-        return []
-    snapshots = [
-        SequenceSnapshot(max_remaining_tokens=each.num_remaining, num_steps_asked=each.spec.num_draft_tokens)
-        for each in sequences
-    ]
-    return policy.choose(RoundSnapshot(sequences=snapshots, num_sequences=num_sequences))
-
-
 class NoDrafts:
     """Plain decoding. Other sources without a hub derive from it."""
 
+    rule = COUPLED
     is_connected = False
     hub_state: HubState | None = None
     hub_state_s = 0.0
@@ -99,7 +101,7 @@ class NoDrafts:
     def close(self, sequence: TargetSequence) -> None:
         pass
 
-    def note_round(self, round_s: float, verify_s: float) -> None:
+    def note_round(self, round_s: float, verify_s: float, num_tokens: int) -> None:
         pass
 
     def poll(self) -> None:
@@ -114,13 +116,21 @@ class NgramDrafts(NoDrafts):
 
     is_connected = True
 
-    def __init__(self, policy: LengthPolicy, lookup_min: int, lookup_max: int) -> None:
-        self._policy = policy
+    def __init__(
+        self,
+        policy: LengthPolicy,
+        lookup_min: int,
+        lookup_max: int,
+        stats: TargetStats,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        lessons = HubLessons()  # n-grams have no hub: no proposal takes time, and nothing is prefilled
+        self.lengths = DraftLengths(policy, Costs(), lambda: lessons, stats.lengths, clock)
         self._lookup = PromptLookup[RequestKey](lookup_min, lookup_max)
+        self._requested: dict[RequestKey, int] = {}  # steps that were wanted in this round
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
-        for sequence, budget in zip(sequences, draft_budgets(sequences, self._policy, 1), strict=True):
-            sequence.note_length(budget.num_steps)
+        for sequence in sequences:
             self._lookup.append(sequence.key, sequence.token_ids)
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
@@ -129,28 +139,42 @@ class NgramDrafts(NoDrafts):
     def fill(self, batch: Sequence[TargetSequence], trees: Sequence[DraftTree]) -> list[DraftTree]:
         """The round's trees, with drafts for those sequences that want one and have an empty tree."""
         pairs = zip(batch, trees, strict=True)
-        lacking = [each for each, tree in pairs if tree == EMPTY_TREE and each.spec.num_draft_tokens != 0]
+        lacking = [each for each, tree in pairs if tree == EMPTY_TREE]
         found = dict(zip((each.key for each in lacking), self._propose(lacking, len(batch)), strict=True))
         return [found.get(each.key, tree) for each, tree in zip(batch, trees, strict=True)]
 
     def _propose(self, sequences: Sequence[TargetSequence], num_sequences: int) -> list[DraftTree]:
-        budgets = draft_budgets(sequences, self._policy, num_sequences)
-        return [self._chain(sequence, each.num_steps) for sequence, each in zip(sequences, budgets, strict=True)]
+        budgets = self.lengths.choose(sequences, num_sequences)
+        self._requested = {each.key: budget.num_steps for each, budget in zip(sequences, budgets, strict=True)}
+        return [self._chain(each, self._requested[each.key]) for each in sequences]
 
     def _chain(self, sequence: TargetSequence, length: int) -> DraftTree:
         return DraftTree.chain(self._lookup.propose(sequence.key, length)) if length else EMPTY_TREE
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         for sequence, added in zip(batch, emitted, strict=True):
+            if sequence.key in self._requested:
+                self.lengths.learn(sequence, added, self._requested[sequence.key])
             if added.finish is not None:
                 self.close(sequence)
             else:
                 self._lookup.append(sequence.key, added.token_ids)
 
+    def note_round(self, round_s: float, verify_s: float, num_tokens: int) -> None:  # noqa: ARG002 (of the interface)
+        self.lengths.end_round(num_tokens, verify_s)
+
     def close(self, sequence: TargetSequence) -> None:
         self._lookup.forget(sequence.key)
+        self.lengths.forget(sequence)
 
 
-def own_drafts(method: str, config: SpeculativeConfig, policy: LengthPolicy) -> NgramDrafts | None:
+def drafts_itself(method: str) -> bool:
+    """Whether a target drafts by this method without a hub."""
+    return method == "ngram"
+
+
+def own_drafts(method: str, config: SpeculativeConfig, policy: LengthPolicy, stats: TargetStats) -> NgramDrafts | None:
     """The source that needs no hub; None if the method needs one, or is "none"."""
-    return NgramDrafts(policy, config.prompt_lookup_min, config.prompt_lookup_max) if method == "ngram" else None
+    if not drafts_itself(method):
+        return None
+    return NgramDrafts(policy, config.prompt_lookup_min, config.prompt_lookup_max, stats)

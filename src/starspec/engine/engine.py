@@ -16,6 +16,7 @@ from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestErr
 from starspec.ids import LOCAL, PeerId, RequestId, RequestKey
 from starspec.models.runner import BatchRunner, Segment
 from starspec.policy.target_batch import Candidate, ScheduleSnapshot, StepPlan, passed_over
+from starspec.speculation.acceptance import DEFAULT_THRESHOLDS, KeyThresholds, Relaxation
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
 from starspec.wire.messages import EngineOutput, RequestSpec
@@ -39,7 +40,9 @@ class TargetEngine:
         clock: Callable[[], float] = time.monotonic,
         *,
         trace: Tracer | None = None,
+        thresholds: KeyThresholds = DEFAULT_THRESHOLDS,
     ) -> None:
+        """Args: thresholds: which tokens relaxed requests verify strictly."""
         self.runner = runner
         self.drafts = drafts
         self.stats = stats
@@ -47,6 +50,7 @@ class TargetEngine:
         self._config = config
         self._clock = clock
         self._trace = trace
+        self._thresholds = thresholds
         commits_evenly = PARTS[config.batching.method].commits_evenly
         self._rounds = RoundRunner(runner, drafts, stats, clock, trace, commits_evenly=commits_evenly)
         self._scheduler = make_scheduler(config)
@@ -111,6 +115,7 @@ class TargetEngine:
             include_stop=spec.include_stop_str_in_output,
             skip_special_tokens=spec.skip_special_tokens,
         )
+        relaxation = Relaxation(spec.relaxed_tau, self._thresholds) if spec.relaxed_tau > 0.0 else None
         self._sequences[key] = TargetSequence(
             key,
             spec,
@@ -118,6 +123,8 @@ class TargetEngine:
             eos_token_ids=info.eos_token_ids,
             detokenizer=detokenizer,
             arrived_s=self._clock(),
+            rule=self.drafts.rule.relaxed() if relaxation else self.drafts.rule,
+            relaxation=relaxation,
         )
 
     def abort(self, request_id: RequestId, peer: PeerId = LOCAL) -> None:
@@ -207,6 +214,11 @@ class TargetEngine:
             )
         if not all(0 <= token_id < info.vocab_size for token_id in prompt):
             raise RequestError(f"prompt token ids must be 0 to {info.vocab_size - 1}", "prompt")
+        if spec.relaxed_tau > 0.0 and not self._config.allow_relaxed:
+            raise RequestError(
+                "this target verifies strictly: start it with --allow-relaxed, or leave speculative.relaxed out",
+                "speculative.relaxed",
+            )
         if not all(0 <= token_id < info.vocab_size for token_id in spec.sampling.logit_bias):
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
 

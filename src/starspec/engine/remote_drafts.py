@@ -4,7 +4,8 @@ A round waits for proposals until a deadline. A hub that sends nothing before th
 if it does not answer the ping either. Rounds then go on without waiting. When a message of the hub arrives again, each
 running tag is opened anew from its token ids. So a hub can slow generation, but it can neither stop it nor change a
 token. Under rejection sampling there is one exception: the target believes the probabilities that the hub states, so a
-hub that states false ones can change the distribution of the tokens.
+hub that states false ones can change the distribution of the tokens. Relaxed requests are the other exception: there a
+hub has a say in tokens, within the bounds of `speculation/relaxed.py`.
 
 The target waits once for a late proposal. Then its rounds go on without drafts, and send nothing more about the tag
 until the proposal comes. If the proposal begins with the tokens that were committed meanwhile, the rest of it is
@@ -24,14 +25,17 @@ from starspec.client.charging import Charging
 from starspec.client.connection import HubConnection
 from starspec.client.tag import HubTag
 from starspec.config import SampleMethod
-from starspec.engine.drafts import NgramDrafts, draft_budgets
+from starspec.engine.draft_lengths import DraftLengths
+from starspec.engine.drafts import NgramDrafts
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.engine.sequence_at_hub import SequenceAtHub, SequencesAtHub, SequenceTokens
 from starspec.ids import RequestKey
 from starspec.policy.deadline import NoStallDeadline
 from starspec.policy.hub_account import HubAccount
+from starspec.policy.length.costs import Costs
 from starspec.policy.length.snapshot import LengthPolicy
 from starspec.policy.plain_speed import PlainSpeed, is_plain_round_due
+from starspec.speculation.acceptance import RULES, AcceptanceRule
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.stats import HubState, TargetStats
@@ -60,7 +64,6 @@ class RemoteDrafts:
         method: SampleMethod = "coupled",
     ) -> None:
         self._transport = transport
-        self._policy = policy
         self._stats = stats
         self._clock = clock
         self._fallback = fallback
@@ -75,7 +78,9 @@ class RemoteDrafts:
         self._account = HubAccount() if deadline_s is None else None
         self._charging = Charging(self._account, clock, self._at_hub)
         self._hub = HubConnection(transport, self._deadline, self, clock, self._account)
-        self._drafted: set[RequestKey] = set()  # sequences that have a draft of the hub in this round
+        costs = Costs() if fallback is None else fallback.lengths.costs  # the target's steps are the same for both
+        self._lengths = DraftLengths(policy, costs, lambda: self._hub.record.lessons, stats.lengths, clock)
+        self._drafted: dict[RequestKey, int] = {}  # sequences with a draft of the hub in this round: steps requested
         self._drafted_share = 0.0  # of the round's draft tokens: those of the hub
         self._num_gained = 0.0  # tokens that the hub's drafts gained, on average over all sequences of the round
 
@@ -92,6 +97,10 @@ class RemoteDrafts:
         return self._hub.state_s
 
     @property
+    def rule(self) -> AcceptanceRule:
+        return RULES[self._method]
+
+    @property
     def num_tags(self) -> int:
         return len(self._at_hub)
 
@@ -101,8 +110,6 @@ class RemoteDrafts:
         if self._fallback is not None:
             self._fallback.open(sequences)
         self._num_sequences += len(sequences)
-        for sequence, wanted in zip(sequences, self._wanted(sequences, num_sequences=1), strict=True):
-            sequence.note_length(wanted.num_steps)
         with self._charging:
             opened = [self._new_tag(each) for each in sequences if each.spec.num_draft_tokens != 0]
             for at_hub, wanted in self._with_first_budgets(opened):  # after all are there: they all count
@@ -122,7 +129,7 @@ class RemoteDrafts:
                 self._hub.send(at_hub.frames())
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        self._num_in_round, self._drafted, self._drafted_share = len(batch), set(), 0.0
+        self._num_in_round, self._drafted, self._drafted_share = len(batch), {}, 0.0
         with self._charging:
             self._poll()
             trees = [EMPTY_TREE] * len(batch) if self._is_plain_round_due else self._collect(batch)
@@ -135,8 +142,14 @@ class RemoteDrafts:
             at_hub.stop_if_undraftable()
         waited = self._hub.wait([at_hub.tag for at_hub in held if at_hub is not None and at_hub.tag.is_awaited])
         self._stats.num_late_rounds += bool(waited.late)
+        if waited.round is not None and not self._hub.is_prefilling:
+            self._hub.record.lessons.note_round(waited.round)
         trees = [EMPTY_TREE if at_hub is None else at_hub.tag.draft() for at_hub in held]
-        self._drafted = {each.key for each, tree in zip(batch, trees, strict=True) if tree != EMPTY_TREE}
+        self._drafted = {
+            at_hub.sequence.key: at_hub.tag.num_left
+            for at_hub, tree in zip(held, trees, strict=True)
+            if at_hub is not None and tree != EMPTY_TREE
+        }
         filled = trees if self._fallback is None else self._fallback.fill(batch, trees)
         self._drafted_share = _num_tokens(trees) / max(1, _num_tokens(filled))
         return filled
@@ -155,6 +168,9 @@ class RemoteDrafts:
         messages: list[TargetToHub] = []
         self._hub.end_paused_step()
         running = [each for each, added in zip(batch, emitted, strict=True) if added.finish is None]
+        for sequence, added in zip(batch, emitted, strict=True):
+            if sequence.key in self._at_hub.by_request:
+                self._lengths.learn(sequence, added, self._drafted.get(sequence.key, 0))
         budgets = self._budgets_of(running)
         for sequence, added in zip(batch, emitted, strict=True):
             at_hub = self._at_hub.by_request.get(sequence.key)
@@ -171,16 +187,14 @@ class RemoteDrafts:
         self._hub.send(messages)
 
     def _budgets_of(self, sequences: Sequence[TargetSequence]) -> dict[SequenceAtHub, DraftBudget]:
-        """The round's choice of lengths, for all sequences about which the hub may be told something now.
-
-        Proposals for the next round are chosen together, and so are those of tags to open, which are for a later one.
-        """
+        """The round's choice of lengths, for all sequences about which the hub may be told something now."""
         known = [self._at_hub.by_request.get(each.key) for each in sequences]
         asking = [at_hub for at_hub in known if at_hub is not None and at_hub.tag.end_step(self._clock())]
-        held = [at_hub for at_hub in asking if at_hub.tag.session.is_held]
-        wanted = self._wanted([each.sequence for each in held], self._num_sequences)
-        absent = [each for each in asking if not each.tag.session.is_held] if self._hub.may_open else []
-        return {**dict(zip(held, wanted, strict=True)), **dict(self._with_first_budgets(absent))}
+        if not self._hub.may_open:
+            asking = [each for each in asking if each.tag.session.is_held]
+        are_held = all(each.tag.session.is_held for each in asking)
+        num_sequences = self._num_sequences if are_held else self._num_in_later_round
+        return dict(zip(asking, self._chosen(asking, num_sequences), strict=True))
 
     def close(self, sequence: TargetSequence) -> None:
         if self._fallback is not None:
@@ -189,8 +203,9 @@ class RemoteDrafts:
         if at_hub is not None:
             self._hub.send(self._close(at_hub))
 
-    def note_round(self, round_s: float, verify_s: float) -> None:
+    def note_round(self, round_s: float, verify_s: float, num_tokens: int) -> None:
         self._deadline.note_round(round_s, verify_s)
+        self._lengths.end_round(num_tokens, verify_s)
         if self._is_plain_round:
             self._plain_speed.add_round(verify_s, self._num_in_round, self._clock())
         self._stats.plain_tokens_per_s = self._plain_speed.tokens_per_s(self._num_in_round)
@@ -242,8 +257,8 @@ class RemoteDrafts:
     def reopened(self, tag: HubTag, answer: Reopen) -> None:  # noqa: ARG002 (of the interface)
         """As HubListener."""
         tag.mark_absent()  # perhaps the tag can only be opened later; until then no round waits for it
-        ((at_hub, wanted),) = self._with_first_budgets([self._at_hub.by_tag[tag]])
-        self._hub.send(self._open(at_hub, wanted))
+        at_hub = self._at_hub.by_tag[tag]
+        self._hub.send(self._open(at_hub, self._lengths.last(at_hub.sequence)))
 
     def declined(self, tag: HubTag, answer: Proposal) -> None:
         """As HubListener."""
@@ -263,8 +278,7 @@ class RemoteDrafts:
             self._note_answer(tag, proposal)
         else:
             at_hub = self._at_hub.by_tag[tag]
-            (wanted,) = self._wanted([at_hub.sequence], self._num_sequences)
-            self._hub.send(self._verdict(at_hub, wanted))
+            self._hub.send(self._verdict(at_hub, self._lengths.last(at_hub.sequence)))
 
     def _note_answer(self, tag: HubTag, proposal: Proposal) -> None:
         self._hub.note_in_time()
@@ -279,19 +293,29 @@ class RemoteDrafts:
         ready = [*batch, *(at_hub.sequence for at_hub in self._at_hub.by_tag.values())]
         return len({each.key for each in ready if each.state is SequenceState.RUNNING})
 
-    def _wanted(self, sequences: Sequence[TargetSequence], num_sequences: int) -> list[DraftBudget]:
+    def _chosen(self, asking: Sequence[SequenceAtHub], num_sequences: int) -> list[DraftBudget]:
         """What to ask for, for sequences whose proposals are chosen together: one call of the length policy."""
-        return [self._hub.limited(each) for each in draft_budgets(sequences, self._policy, num_sequences)]
+        absent = [each.sequence for each in asking if not each.tag.session.is_held]
+        # the hub prefills a prompt beside the target, which has to do that too
+        to_prefill = {each.key: len(each.token_ids) for each in absent if each.state is SequenceState.RUNNING}
+        budgets = self._lengths.choose([each.sequence for each in asking], num_sequences, to_prefill=to_prefill)
+        return [self._hub.limited(each) for each in budgets]
+
+    @property
+    def _num_in_later_round(self) -> int:
+        """Sequences of a round that those being opened will share: those that are still being prefilled count, too."""
+        return max(self._num_sequences, len(self._at_hub))
 
     def _with_first_budgets(self, opened: Sequence[SequenceAtHub]) -> list[tuple[SequenceAtHub, DraftBudget]]:
         """With what their `Open`s ask for.
 
-        The proposals are for a later round, so sequences that are still being prefilled count as well.
+        The policy chooses for all sequences, since these will share a round with the others.
         """
         if not opened:
             return []
-        num_sequences = max(self._num_sequences, len(self._at_hub))
-        return list(zip(opened, self._wanted([each.sequence for each in opened], num_sequences), strict=True))
+        everyone = list(self._at_hub.by_tag.values())
+        wanted = dict(zip(everyone, self._chosen(everyone, self._num_in_later_round), strict=True))
+        return [(each, wanted[each]) for each in opened]
 
     def _new_tag(self, sequence: TargetSequence) -> SequenceAtHub:
         return self._at_hub.add(sequence, self._hub.new_tag(SequenceTokens(sequence), sequence.sampling, self._method))
@@ -312,8 +336,14 @@ class RemoteDrafts:
         return messages
 
     def _verdict(self, at_hub: SequenceAtHub, wanted: DraftBudget) -> list[TargetToHub]:
-        """Send the tokens, and ask for a draft unless the tag or the hub is in a pause."""
+        """Send the tokens, and ask for a draft unless the tag or the hub is in a pause.
+
+        A hub that knows already that no draft is wanted is told nothing, unless it needs the features of each round.
+        """
         tag, now = at_hub.tag, self._clock()
+        if not wanted.num_draft_tokens and tag.session.is_idle and not at_hub.features.are_wanted:
+            tag.fall_behind()
+            return []
         if tag.end_paused_step(now) or self._hub.is_pausing:
             wanted = NO_DRAFT
         tag.fall_behind(not tag.num_wanted)
@@ -322,6 +352,7 @@ class RemoteDrafts:
     def _close(self, at_hub: SequenceAtHub) -> list[TargetToHub]:
         """Drop the sequence. Returns: the message for the hub, if it needs one."""
         self._at_hub.remove(at_hub)
+        self._lengths.forget(at_hub.sequence)
         message = self._hub.close_tag(at_hub.tag)
         return [] if message is None else [message]
 

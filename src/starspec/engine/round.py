@@ -12,6 +12,7 @@ from starspec.engine.drafts import Drafts
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.models.runner import BatchRunner, ForwardOutput, Segment
 from starspec.sampling.logprobs import top_logprobs
+from starspec.speculation.signals import path_divergences
 from starspec.speculation.tree import DraftTree
 from starspec.speculation.verify import VerifyResult, verify_trees
 from starspec.stats import TargetStats
@@ -47,16 +48,19 @@ class RoundRunner:
             [each.sampling for each in batch],
             [len(each.token_ids) for each in batch],
             [each.counts for each in batch],
+            [each.relaxation for each in batch],
         )
         if self.commits_evenly:
             results = roll_back(results)
         round_outputs = self._commit(batch, trees, results, output)
         verified_s = self.clock()
+        wanted = [each.length_choice for each in batch]  # reporting chooses those of the next round
         self.drafts.report(batch, round_outputs)
         reported_s = self.clock()
         outputs = [each.output(added) for each, added in zip(batch, round_outputs, strict=True)]
         ended_s, report_s = self.clock(), reported_s - verified_s
-        self._record_times(started_s, collected_s, verified_s)
+        self._record_times(started_s, collected_s, verified_s, len(output.logits))
+        self._trace_lengths(wanted, trees, collected_s, verified_s)
         self._record_batch(len(batch), collected_s - started_s + report_s, ended_s - collected_s - report_s, moved_s)
         return outputs
 
@@ -73,25 +77,34 @@ class RoundRunner:
             rows = slice(first_row, first_row + tree.num_draft_tokens + 1)
             first_row = rows.stop
             added = sequence.extend(result.token_ids, _logprobs(sequence, result, output.logits[rows]))
+            added.num_steps = max(tree.depths, default=0)
+            added.divergences = path_divergences(tree, result, output.logits[rows])
             if output.features is not None:
                 added.keep_features(output.features[rows], result.rows)
             assert sequence.row is not None
             self.runner.cache.commit(sequence.row, result.rows[: len(added.token_ids)])
-            num_accepted, num_emitted = min(result.num_accepted, len(added.token_ids)), len(added.token_ids)
-            sequence.count_round(tree.num_draft_tokens, num_accepted, num_emitted, self.clock())
-            self.stats.acceptance.add_round(tree.num_draft_tokens, num_accepted, num_emitted)
+            kept = result.cut(len(added.token_ids))
+            num_accepted, num_emitted = min(result.num_accepted, len(kept.token_ids)), len(kept.token_ids)
+            added.num_accepted = num_accepted
+            sequence.count_round(tree.num_draft_tokens, num_accepted, num_emitted, len(kept.relaxed), self.clock())
+            self.stats.acceptance.add_round(tree.num_draft_tokens, num_accepted, num_emitted, len(kept.relaxed))
             round_outputs.append(added)
         return round_outputs
 
-    def _record_times(self, started_s: float, collected_s: float, verified_s: float) -> None:
+    def _record_times(self, started_s: float, collected_s: float, verified_s: float, num_tokens: int) -> None:
         self.stats.num_rounds += 1
         self.stats.wait.add(collected_s - started_s)
         self.stats.t_v.add(verified_s - collected_s)
         self.stats.round.add(verified_s - started_s)
-        self.drafts.note_round(verified_s - started_s, verified_s - collected_s)
+        self.drafts.note_round(verified_s - started_s, verified_s - collected_s, num_tokens)
         if self.trace is not None:
             self.trace.slice("wire", "wait", started_s, collected_s)
-            self.trace.slice("verify", "verify", collected_s, verified_s)
+
+    def _trace_lengths(self, wanted: Sequence[str], trees: Sequence[DraftTree], start_s: float, end_s: float) -> None:
+        """The forward, with what each sequence's draft was to be, why not more, and what it was."""
+        if self.trace is not None:
+            drafted = ", ".join(f"{each.num_draft_tokens}" for each in trees)
+            self.trace.slice("verify", "verify", start_s, end_s, wanted=", ".join(wanted), drafted=drafted)
 
     def _record_batch(self, num_sequences: int, draft_s: float, verify_s: float, moved_before_s: float) -> None:
         """Args: verify_s: includes the time in which the forward moved keys and values."""

@@ -14,6 +14,7 @@ from starspec.engine.detokenize import Detokenizer
 from starspec.ids import RequestId, RequestKey
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.acceptance import COUPLED, AcceptanceRule, Relaxation
 from starspec.stats import RequestStats
 from starspec.wire.messages import EngineOutput, RequestSpec, TokenLogprob
 
@@ -41,6 +42,9 @@ class RoundOutput:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
     features: Tensor | None = None  # [tokens, F], of the position before each token; None if the drafts need none
+    num_steps: int = 0  # depth of the draft that was verified; 0 = there was none
+    num_accepted: int = 0  # of its tokens
+    divergences: tuple[float, ...] = ()  # of the target from the draft, at each verified position that states one
 
     def keep_features(self, features: Tensor, rows: Sequence[int]) -> None:
         """Keep the features of the positions before the tokens.
@@ -70,9 +74,13 @@ class TargetSequence:
         eos_token_ids: tuple[int, ...],
         detokenizer: Detokenizer,
         arrived_s: float,
+        rule: AcceptanceRule = COUPLED,
+        relaxation: Relaxation | None = None,
     ) -> None:
         self.key = key
         self.spec = spec
+        self.rule = rule  # by which its proposals are verified ...
+        self.relaxation = relaxation  # ... and how far it is relaxed, if it is
         self.sampling: SamplingSpec = spec.sampling
         self.token_ids = list(spec.prompt_token_ids)
         self.prompt_len = len(spec.prompt_token_ids)
@@ -80,7 +88,8 @@ class TargetSequence:
         self.counts = TokenCounts(spec.prompt_token_ids, ())
         self.state = SequenceState.WAITING
         self.row: int | None = None
-        self.stats = RequestStats()
+        self.stats = RequestStats(is_lossless=rule.is_lossless)
+        self.length_choice = ""  # of the last draft that was wanted, and why not more: for traces
         self.arrived_s = arrived_s
         self.admitted_s = float("inf")  # when it got its cache row
         self.num_passed_over = 0  # consecutive steps that chose others instead, for a row or for a round
@@ -126,17 +135,20 @@ class TargetSequence:
         """A step chose others, although it was ready."""
         self.num_passed_over += 1
 
-    def note_length(self, num_steps: int) -> None:
-        """Drafts of so many steps are asked for at first."""
-        self.stats.num_spec_tokens = num_steps
+    def note_length(self, num_steps: int, reason: str) -> None:
+        """A draft of so many steps is wanted, and for this reason not of more."""
+        self.length_choice = f"{num_steps} {reason}"
+        self.stats.num_spec_tokens = max(self.stats.num_spec_tokens, num_steps)
 
-    def count_round(self, num_draft_tokens: int, num_accepted: int, num_emitted: int, now: float) -> None:
+    def count_round(
+        self, num_draft_tokens: int, num_accepted: int, num_emitted: int, num_relaxed: int, now: float
+    ) -> None:
         """A round has added tokens. Args: as `AcceptanceStats.add_round`. Effects: changes `stats`."""
         if self._first_token_s is None:
             self._first_token_s = now
             self.stats.time_to_first_token_s = now - self.arrived_s
         self.stats.generation_s = now - self._first_token_s
-        self.stats.add_round(num_draft_tokens, num_accepted, num_emitted)
+        self.stats.add_round(num_draft_tokens, num_accepted, num_emitted, num_relaxed)
 
     def extend(self, token_ids: tuple[int, ...], logprobs: list[TokenLogprob]) -> RoundOutput:
         """Commit the tokens of one verdict, up to and including the token that ends the answer.

@@ -78,6 +78,8 @@ def speculative_metrics(stats: Sequence[RequestStats]) -> SpeculativeMetrics:
         num_accepted_draft_tokens=total.acceptance.num_accepted_tokens,
         num_draft_tokens=total.acceptance.num_draft_tokens,
         num_spec_tokens=total.num_spec_tokens,
+        lossless=total.is_lossless,
+        num_relaxed_tokens=total.acceptance.num_relaxed_tokens,
     )
 
 

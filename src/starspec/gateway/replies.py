@@ -16,7 +16,7 @@ class Usage(Struct, frozen=True):
 
 
 class SpeculativeMetrics(Struct, frozen=True, kw_only=True):
-    """vLLM's `metrics.speculative_decoding`, summed over the answers of a request."""
+    """vLLM's `metrics.speculative_decoding`, summed over the answers of a request; the last two are our own."""
 
     mean_acceptance_length: float  # with the target's own token
     draft_acceptance_rate: float
@@ -25,6 +25,8 @@ class SpeculativeMetrics(Struct, frozen=True, kw_only=True):
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: int  # the speculation length
+    lossless: bool  # false: verification was relaxed, as the request asked
+    num_relaxed_tokens: int  # accepted draft tokens that strict verification refuses
 
 
 class RequestMetrics(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from starspec.config import MAX_DRAFT_TOKENS, nearest
 from starspec.errors import ContextTooLong, RequestError
@@ -20,7 +20,8 @@ from starspec.sampling_params import SamplingParams
 DEFAULT_COMPLETION_TOKENS: Final = 16  # max_tokens of /v1/completions; a chat may fill the context
 MAX_TOKENS_SENT: Final = 2**20  # prompt tokens of all answers of a request, which the targets get one by one
 SEEDS: Final = 2**63  # a seed may be any integer; it is taken modulo this
-SPECULATIVE_KEYS: Final = ["num_speculative_tokens"]
+SPECULATIVE_KEYS: Final = ["num_speculative_tokens", "relaxed"]
+RELAXED_KEYS: Final = ["tau"]
 
 
 class Translator:
@@ -141,12 +142,12 @@ class Translator:
                 "that one request may have: ask for fewer answers at a time",
                 param,
             )
-        num_draft_tokens = speculation_length(request.speculative)
+        speculation = Speculation.of(request.speculative)
         specs = tuple(
             spec
             for prompt in prompts
             for spec in request_specs(
-                prompt, _within(params, max_model_len - len(prompt)), self._codec.eos_token_ids, num_draft_tokens
+                prompt, _within(params, max_model_len - len(prompt)), self._codec.eos_token_ids, *speculation
             )
         )
         return GenerationRequest(
@@ -165,26 +166,50 @@ class Translator:
             )
 
 
-def speculation_length(speculative: bool | dict[str, Any] | None) -> int | None:
-    """`"speculative"` of a request as draft tokens a round: None = the target's own choice, 0 = off.
+class Speculation(NamedTuple):
+    """What `"speculative"` of a request says."""
 
-    Raises: RequestError for unknown keys, naming the nearest one, and for values out of range.
-    """
-    if speculative is None or speculative is True:
+    num_draft_tokens: int | None = None  # draft tokens a round: None = the target's own choice, 0 = off
+    relaxed_tau: float = 0.0  # of relaxed verification; 0 = strict
+
+    @classmethod
+    def of(cls, given: bool | dict[str, Any] | None) -> Speculation:
+        """Raises: RequestError for unknown keys, naming the nearest one, and for values out of range."""
+        if given is None or given is True:
+            return cls()
+        if given is False:
+            return cls(num_draft_tokens=0)
+        _check_keys("speculative", given, SPECULATIVE_KEYS)
+        return cls(_length_of(given.get("num_speculative_tokens")), _tau_of(given.get("relaxed")))
+
+
+def _length_of(given: Any) -> int | None:
+    if given is None:
         return None
-    if speculative is False:
-        return 0
-    for key in speculative:
-        if key not in SPECULATIVE_KEYS:
-            hint = nearest(key, SPECULATIVE_KEYS)
-            raise RequestError(f"speculative: unknown key {quoted(key)}{hint}", "speculative")
-    length = speculative.get("num_speculative_tokens")
-    if length is None:
-        return None
-    if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= MAX_DRAFT_TOKENS:
+    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= MAX_DRAFT_TOKENS:
         name = "speculative.num_speculative_tokens"
         raise RequestError(f"{name} must be an integer, 0 to {MAX_DRAFT_TOKENS}", name)
-    return length
+    return given
+
+
+def _tau_of(given: Any) -> float:
+    """Of `{"tau": 0.2}`. There is no default: whoever gives exactness up says how far."""
+    name = "speculative.relaxed"
+    if given is None:
+        return 0.0
+    if not isinstance(given, dict):
+        raise RequestError(f'{name} must be an object, as {{"tau": 0.2}}', name)
+    _check_keys(name, given, RELAXED_KEYS)
+    tau = given.get("tau")
+    if isinstance(tau, bool) or not isinstance(tau, int | float) or not 0.0 <= tau <= 1.0:
+        raise RequestError(f"{name}.tau must be a number, 0 (strict) to 1", f"{name}.tau")
+    return float(tau)
+
+
+def _check_keys(name: str, given: dict[str, Any], known: list[str]) -> None:
+    for key in given:
+        if key not in known:
+            raise RequestError(f"{name}: unknown key {quoted(key)}{nearest(key, known)}", name)
 
 
 def _within(params: SamplingParams, room: int) -> SamplingParams:

@@ -13,6 +13,7 @@ from starspec.errors import OurBug
 from starspec.ids import RequestId
 from starspec.models.runner import BatchRunner
 from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.acceptance import DEFAULT_THRESHOLDS, KeyThresholds
 from starspec.stats import RequestStats, TargetStats
 from starspec.tracing import Tracer
 from starspec.wire.messages import RequestSpec
@@ -33,6 +34,7 @@ class Job:
     sampling: SamplingSpec
     max_tokens: int
     num_draft_tokens: int | None = None  # None: as the drafts are configured
+    relaxed_tau: float = 0.0  # of relaxed verification; 0 = strict
 
     @property
     def spec(self) -> RequestSpec:
@@ -41,6 +43,7 @@ class Job:
             sampling=self.sampling,
             max_tokens=self.max_tokens,
             num_draft_tokens=self.num_draft_tokens,
+            relaxed_tau=self.relaxed_tau,
         )
 
 
@@ -63,13 +66,15 @@ def make_engine(
     batching: BatchingConfig | None = None,
     max_num_seqs: int | None = None,
     trace: Tracer | None = None,
+    thresholds: KeyThresholds = DEFAULT_THRESHOLDS,
 ) -> TargetEngine:
-    """An engine for measuring. Only the runner's rows limit it.
+    """An engine for measuring. Only the runner's rows limit it, and jobs may be relaxed.
 
     Args:
         runner: with the cache layout of the batching method.
         max_num_seqs: sequences of a round; None = as many as the runner has rows.
         trace: records rounds, if given.
+        thresholds: which tokens relaxed jobs verify strictly.
     """
     config = TargetConfig(
         name="bench",
@@ -77,8 +82,9 @@ def make_engine(
         max_num_queued_reqs=MAX_QUEUED,
         prefill_chunk=prefill_chunk,
         batching=batching or BatchingConfig(),
+        allow_relaxed=True,
     )
-    return TargetEngine(runner, tokenizer, drafts, config, stats or TargetStats(), trace=trace)
+    return TargetEngine(runner, tokenizer, drafts, config, stats or TargetStats(), trace=trace, thresholds=thresholds)
 
 
 def decode(

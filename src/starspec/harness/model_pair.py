@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from starspec.config import Dtype, ModelConfig, Numerics, Quantization, SpeculativeConfig
+from starspec.config import FIXED_LENGTH, Dtype, ModelConfig, Numerics, Quantization, SpeculativeConfig
 from starspec.config.checks import options_of
 from starspec.config.option import A_MODEL, MODELS, Option
 from starspec.models.resolve import resolve_draft
@@ -75,12 +75,13 @@ class ModelPair:
         )
 
     def speculative(self, **settings: Any) -> SpeculativeConfig:
-        """The draft.
+        """The draft. Lengths are fixed, so that what is compared has the same ones, unless the settings say otherwise.
 
         Args:
             settings: other fields of the config.
         """
         given: dict[str, Any] = {
+            "length": FIXED_LENGTH,
             "method": self.method,
             "model": self.draft,
             "quantization": self.quantization,

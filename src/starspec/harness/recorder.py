@@ -11,6 +11,7 @@ from starspec.engine.drafts import Drafts
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestId
 from starspec.models.runner import BatchRunner, ForwardOutput, ModelInfo, Segment
+from starspec.speculation.acceptance import AcceptanceRule
 from starspec.speculation.tree import ROOT, DraftTree
 from starspec.stats import HubState
 
@@ -23,6 +24,10 @@ class DraftsAround:
 
     def __init__(self, drafts: Drafts) -> None:
         self._drafts = drafts
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        return self._drafts.rule
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
         self._drafts.open(sequences)
@@ -43,8 +48,8 @@ class DraftsAround:
     def close(self, sequence: TargetSequence) -> None:
         self._drafts.close(sequence)
 
-    def note_round(self, round_s: float, verify_s: float) -> None:
-        self._drafts.note_round(round_s, verify_s)
+    def note_round(self, round_s: float, verify_s: float, num_tokens: int) -> None:
+        self._drafts.note_round(round_s, verify_s, num_tokens)
 
     def poll(self) -> None:
         self._drafts.poll()

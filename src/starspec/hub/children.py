@@ -14,6 +14,8 @@ from starspec.sampling.argmax import argmaxes, is_on_cpu
 from starspec.speculation.budget import TopKSpec
 from starspec.speculation.propose_coupled import propose_token, propose_tokens
 from starspec.speculation.propose_rejection import draw_children
+from starspec.speculation.signals import entropies, top_tokens
+from starspec.speculation.tree import TopTokens
 
 TOP_1_WITHOUT_LOGPROBS: Final = TopKSpec(1, needs_logprobs=False)
 NUM_SPARE: Final = 4  # further candidates, so that of equal logits the lowest token ids are taken
@@ -37,8 +39,31 @@ def draft_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | 
         points: all points of a sequence side by side, in order of their depth.
         logits: [B, V], one row per node; or [B, Vd] if the draft's vocabulary has only some tokens.
         token_ids: [Vd], increasing: the ids of those tokens.
-    Returns: B times at most `top_k` children.
+    Returns: B times at most `top_k` children, with what else the sequences' specs ask for.
     """
+    children = _chosen_children(points, logits, token_ids)
+    specs = [sequence.top_k_spec for sequence, _ in points]
+    unsure = [index for index, spec in enumerate(specs) if spec.needs_entropy]
+    if unsure:
+        for index, entropy in zip(unsure, entropies(logits[unsure]), strict=True):
+            children[index] = children[index]._replace(entropy=entropy)
+    telling = [index for index, spec in enumerate(specs) if spec.num_stated]
+    if telling:
+        most = max(specs[index].num_stated for index in telling)
+        for index, top in zip(telling, top_tokens(logits[telling], most), strict=True):
+            children[index] = children[index]._replace(top=_stated(top, points[index].sequence, token_ids))
+    return children
+
+
+def _stated(top: TopTokens, sequence: DraftSequence, token_ids: Tensor | None) -> TopTokens:
+    """What the target asked for, by its own token ids. Tokens that it does not have are left out."""
+    ids = top.token_ids if token_ids is None else token_ids[list(top.token_ids)].tolist()
+    pairs = list(zip(ids, top.logprobs, strict=True))[: sequence.top_k_spec.num_stated]
+    known = [pair for pair in pairs if pair[0] < sequence.target_vocab_size]
+    return TopTokens(tuple(each for each, _ in known), tuple(logprob for _, logprob in known))
+
+
+def _chosen_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | None) -> list[Children]:
     if not points:
         return []
     is_plain = [sequence.is_plain_argmax for sequence, _ in points]
@@ -62,8 +87,6 @@ def draft_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | 
 def _widest(points: Sequence[Point]) -> TopKSpec:
     """The spec that covers those of all nodes."""
     specs = {sequence.top_k_spec for sequence, _ in points}
-    if len(specs) == 1:
-        return specs.pop()
     return TopKSpec(max(each.top_k for each in specs), any(each.needs_logprobs for each in specs))
 
 

@@ -97,14 +97,16 @@ class GrowingTree(TreeNodes):
 
         Returns: a tree whose likeliest path comes first, so that its slots mostly need not be moved.
         """
-        order = self.proposed(budget)
-        if budget.is_chain and not self._drafts:
+        order, has_logprobs = self.proposed(budget), budget.has_logprobs and not self.is_looked_up
+        if budget.is_chain and not (self._drafts or has_logprobs or budget.num_stated):
             return DraftTree.chain([self.token_ids[node] for node in order])
         index_of = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
         return DraftTree(
             tuple(self.token_ids[node] for node in order),
             tuple(index_of[self._parents[node]] for node in order),
             self._drafts_to_send(self._scores(budget), index_of) if self._drafts else {},
+            tuple(self._log_confidences[node] for node in order) if has_logprobs else (),
+            {index_of[node]: top for node, top in self._tops.items() if node in index_of} if budget.num_stated else {},
         )
 
     def proposed(self, budget: DraftBudget) -> list[int]:
@@ -192,9 +194,17 @@ class GrowingTree(TreeNodes):
             unknown = [node for node in expansion.to_expand if node not in known]
             if unknown:
                 return unknown
+            if expansion.num_steps and self._is_unsure(expansion):
+                expansion.to_expand = []
+                break
             expansion.to_expand = next_depth(expansion)
             expansion.num_steps += 1
         return []
+
+    def _is_unsure(self, expansion: Expansion) -> bool:
+        """Whether a chain ends before its next token, because the drafter is not sure of it (AdaEDL)."""
+        budget = expansion.budget
+        return budget.is_chain and self._entropies.get(expansion.to_expand[0], 0.0) > budget.max_entropy
 
     def _next_depth(self, expansion: Expansion) -> list[int]:
         """Nodes to expand at the next depth: EAGLE-2's rule, without nodes that cannot matter.

@@ -16,6 +16,7 @@ from starspec.hub.round import DraftRound, EarlyProposal, MadeProposal, SkippedR
 from starspec.hub.tree_nodes import Children, Survivors
 from starspec.policy.draft_batch import TagKey
 from starspec.policy.run_ahead import AheadChoice
+from starspec.speculation.acceptance import RULES
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.tree import DraftTree
 from starspec.wire.messages import Open, Proposal, Verdict
@@ -52,7 +53,7 @@ class DraftSequence:
         self.session: Final = session
         self.sampling: Final = opened.sampling
         self.is_plain_argmax: Final = opened.sampling.is_plain_argmax
-        self.is_drawn: Final = opened.method == "rejection" and not opened.sampling.is_greedy  # children are drawn
+        self.is_drawn: Final = RULES[opened.method].needs_drawn and not opened.sampling.is_greedy  # children are drawn
         self.can_share: Final = limits.prefix_salt is not None  # prefixes with other sequences
         self.target_vocab_size: Final = limits.target_vocab_size  # token ids below it may be proposed
         self.committed = CommittedTokens(opened, limits, is_drawn=self.is_drawn)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from starspec.errors import OurBug
 from starspec.speculation.budget import TopKSpec
-from starspec.speculation.tree import ROOT, DrawnCandidates
+from starspec.speculation.tree import ROOT, DrawnCandidates, TopTokens
 
 
 class DraftToken(NamedTuple):
@@ -22,6 +22,8 @@ class Children(NamedTuple):
 
     tokens: list[DraftToken]  # likeliest first, or in the order in which they were drawn
     draft: DrawnCandidates | None = None  # what they were drawn from; None: they are the likeliest tokens
+    entropy: float = 0.0  # of the drafter's distribution, in nats; 0 = not asked for
+    top: TopTokens | None = None  # what the target is told of it; None = nothing
 
 
 class Survivors(NamedTuple):
@@ -49,12 +51,15 @@ class TreeNodes:
         self.token_ids: list[int] = []
         self.forwarded: list[int] = []
         self.top_k_spec: TopKSpec | None = None  # what the drafter was asked about each expanded node
+        self.is_looked_up = False  # the nodes have no probabilities
         self._parents: list[int] = []
         self._log_confidences: list[float] = []
         self._children: dict[int, list[int]] = {}  # expanded node -> its children, in the order of `Children`
         self._drafts: dict[
             int, DrawnCandidates
         ] = {}  # expanded node -> what its children were drawn from, if they were
+        self._entropies: dict[int, float] = {}  # expanded node -> entropy after it, if it was asked for
+        self._tops: dict[int, TopTokens] = {}  # expanded node -> the likeliest tokens after it, likewise
         self._nodes_changed()
 
     @property
@@ -96,6 +101,10 @@ class TreeNodes:
             self._parents.append(node)
         if children.draft is not None:
             self._drafts[node] = children.draft
+        if children.entropy:
+            self._entropies[node] = children.entropy
+        if children.top is not None:
+            self._tops[node] = children.top
         self.top_k_spec = top_k_spec
         if node != ROOT:
             self.forwarded.append(node)
@@ -104,6 +113,7 @@ class TreeNodes:
     def become_chain(self, token_ids: Sequence[int]) -> None:
         """Replace everything by a chain, for a drafter that knows all of it at once and has no K/V."""
         self.clear()
+        self.is_looked_up = True
         for node, token_id in enumerate(token_ids, start=ROOT):
             self._children[node] = [node + 1]
             self._parents.append(node)
@@ -152,10 +162,12 @@ class TreeNodes:
         """Nodes are gone, or have other numbers. For subclasses that remember what they computed."""
 
     def _copy_nodes_to(self, other: TreeNodes) -> None:
+        other.is_looked_up = self.is_looked_up
         other.token_ids, other.forwarded, other.top_k_spec = [*self.token_ids], [*self.forwarded], self.top_k_spec
         other._parents, other._log_confidences = [*self._parents], [*self._log_confidences]
         other._children = {node: [*children] for node, children in self._children.items()}
         other._drafts = dict(self._drafts)
+        other._entropies, other._tops = dict(self._entropies), dict(self._tops)
 
     def _followed(self, token_ids: Sequence[int]) -> list[int]:
         """Nodes that the tokens lead to, one after the other, as far as they are in the tree."""
@@ -186,6 +198,8 @@ class TreeNodes:
             new[node]: [new[each] for each in self._children[node]] for node in new if node in self._children
         }
         self._drafts = {new[node]: self._drafts[node] for node in new if node in self._drafts}
+        self._entropies = {new[node]: self._entropies[node] for node in new if node in self._entropies}
+        self._tops = {new[node]: self._tops[node] for node in new if node in self._tops}
         nodes = [node for node in new if node != root]
         self._parents = [new[self._parents[node]] for node in nodes]
         self.token_ids = [self.token_ids[node] for node in nodes]

@@ -75,6 +75,8 @@ def families(snapshot: StatusSnapshot, prefix: str = PREFIX) -> Iterator[Metric]
     at_hub = {str(name): stats for name, stats in snapshot.hub.targets.items()} if snapshot.hub else {}
     yield from _families(TARGET_COUNTERS, CounterMetricFamily, prefix, "target", targets)
     yield _accepted_per_position(snapshot.targets, prefix)
+    yield _draft_lengths(snapshot.targets, prefix)
+    yield _draft_length_reasons(snapshot.targets, prefix)
     yield from _families(TARGET_GAUGES, GaugeMetricFamily, prefix, "target", targets)
     yield from _families(HUB_COUNTERS, CounterMetricFamily, prefix, "draft", hubs)
     yield from _families(HUB_GAUGES, GaugeMetricFamily, prefix, "draft", hubs)
@@ -102,4 +104,26 @@ def _accepted_per_position(targets: Sequence[TargetStatus], prefix: str) -> Metr
     for target in targets:
         for position, count in enumerate(target.stats.acceptance.num_accepted_tokens_per_pos):
             family.add_metric([str(target.target_id), str(position)], count)
+    return family
+
+
+def _draft_lengths(targets: Sequence[TargetStatus], prefix: str) -> Metric:
+    family = CounterMetricFamily(
+        f"{prefix}draft_length_choices", "Draft lengths that the policy chose.", labels=["target", "steps"]
+    )
+    for target in targets:
+        for num_steps, count in enumerate(target.stats.lengths.num_by_length):
+            family.add_metric([str(target.target_id), str(num_steps)], count)
+    return family
+
+
+def _draft_length_reasons(targets: Sequence[TargetStatus], prefix: str) -> Metric:
+    family = CounterMetricFamily(
+        f"{prefix}draft_length_reasons",
+        "Why the policy chose no longer draft: cap, cost, doubt, probe or off.",
+        labels=["target", "reason"],
+    )
+    for target in targets:
+        for reason, count in target.stats.lengths.num_by_reason.items():
+            family.add_metric([str(target.target_id), reason], count)
     return family

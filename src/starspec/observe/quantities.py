@@ -39,6 +39,11 @@ TARGET_COUNTERS: Final[tuple[Target, ...]] = (
         "Draft tokens accepted, without the target's own token after them.",
         lambda t: t.stats.acceptance.num_accepted_tokens,
     ),
+    Target(
+        "relaxed_tokens",
+        "Draft tokens that only relaxed verification accepted; 0 unless requests ask for it.",
+        lambda t: t.stats.acceptance.num_relaxed_tokens,
+    ),
     Target("generation_tokens", "Tokens emitted.", lambda t: t.stats.acceptance.num_emitted_tokens),
     Target(
         "target_forwards",

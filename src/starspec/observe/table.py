@@ -11,7 +11,16 @@ from rich.text import Text
 from starspec.observe.metrics import StatusSnapshot
 from starspec.wire.messages import HubStatus, TargetStatus
 
-COLUMNS: Final = ("target", "tokens/s", "acceptance\nlength", "response\nms", "t_v\nms", "running", "waiting", "draft")
+COLUMNS: Final = (
+    "target",
+    "tokens/s",
+    "acceptance\nlength",
+    "draft\nlength",
+    "response\nms",
+    "t_v\nms",
+    "running +\nwaiting",
+    "draft",
+)
 PADDING: Final = (0, 0, 0, 1)  # narrow columns, so that names and numbers fit into 80 columns
 UNKNOWN: Final = "-"
 
@@ -56,20 +65,21 @@ def _cells(status: TargetStatus) -> tuple[str, ...]:
         str(status.target_id),
         f"{stats.tokens_per_s:.1f}",
         f"{stats.acceptance.acceptance_length:.2f}" if stats.acceptance.num_drafts else UNKNOWN,
+        f"{stats.lengths.recent.value:.1f}" if stats.lengths.recent.count else UNKNOWN,
         _ms(stats.wait.value),
         _ms(stats.t_v.value),
-        str(status.num_running),
-        str(status.num_waiting),
+        f"{status.num_running} + {status.num_waiting}",
         "connected" if status.is_draft_connected else f"{status.hub_state or 'none'}: decoding plainly",
     )
 
 
 def _target_text(status: TargetStatus) -> str:
-    _, tokens_per_s, acceptance_length, wait_ms, _, running, _, draft = _cells(status)
+    _, tokens_per_s, acceptance_length, draft_length, wait_ms, _, _, draft = _cells(status)
     drafting = "" if status.is_draft_connected else f", draft {draft}"
     return (
         f"{status.target_id}: {tokens_per_s} tokens/s, acceptance length {acceptance_length}, "
-        f"hub's response {wait_ms} ms, {running} running{drafting}"
+        f"draft length {draft_length}, "
+        f"hub's response {wait_ms} ms, {status.num_running} running{drafting}"
     )
 
 

@@ -70,6 +70,10 @@ class DecayedRatio:
         """Events per trial; 0 while there is no trial."""
         return self._num_events / self._num_trials if self._num_trials else 0.0
 
+    def shrunk(self, ratio: float, num_trials: float) -> float:
+        """As `value`, with so many more trials of this ratio, which do not fade."""
+        return (self._num_events + ratio * num_trials) / (self._num_trials + num_trials)
+
 
 class DecayedLine:
     """Least-squares line y(x), where each `add` lets all points before it count `fade` times as much."""

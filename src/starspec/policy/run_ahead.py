@@ -56,7 +56,7 @@ class AheadChoice:
         """The budget's top k, or a larger one to prepare outcomes. Drawn children always follow the budget."""
         if self.mode != "outcomes" or is_drawn:
             return budget.top_k_spec
-        return TopKSpec(max(budget.top_k, NUM_OUTCOMES))
+        return budget.top_k_spec._replace(top_k=max(budget.top_k, NUM_OUTCOMES), needs_logprobs=True)
 
     def for_another(self) -> AheadChoice:
         """A copy that continues from here, for another sequence like this one."""

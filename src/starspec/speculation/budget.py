@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import inf
 from typing import Final, NamedTuple
 
 # nodes that a draft model forwards for one proposal; a cache row has this many slots behind the longest sequence
@@ -19,6 +20,8 @@ class TopKSpec(NamedTuple):
 
     top_k: int  # how many tokens, at most
     needs_logprobs: bool = True  # whether their log-probabilities are needed too
+    needs_entropy: bool = False  # whether the entropy of the distribution is needed
+    num_stated: int = 0  # further tokens whose log-probabilities are stated to the target
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,18 @@ class DraftBudget:
     expand a total probability below `p_min`. A node with less than `p_expanded` is not expanded, and one with less than
     `p_proposed` is not proposed. For rejection sampling, where nodes were drawn, each node must reach `p_min` itself.
     llama.cpp's `p_min` sets the same limit for one token; this one is for whole paths.
+
+    A chain also ends before a token, but for the first one, where the draft model's distribution has an entropy above
+    `max_entropy` (AdaEDL, arXiv 2410.18351). Trees ignore it.
     """
 
     num_draft_tokens: int  # nodes, at most, without the root; 0 = no proposal
     num_steps: int  # depth, at most
     top_k: int = 1
     p_min: float = 0.0  # least probability that a draft step is useful, 0..1
+    max_entropy: float = inf  # nats; only of chains
+    has_logprobs: bool = False  # the proposal states the log-probability of each node
+    num_stated: int = 0  # the proposal states so many likeliest tokens after each node that was expanded
 
     @staticmethod
     def chain(num_draft_tokens: int, p_min: float = 0.0) -> DraftBudget:
@@ -64,7 +73,8 @@ class DraftBudget:
     @cached_property
     def top_k_spec(self) -> TopKSpec:
         """What the draft model must answer about each node. A chain with `p_min` 0 needs no probabilities."""
-        return TopKSpec(self.top_k, needs_logprobs=not self.is_chain or self.p_min > 0.0)
+        needs_logprobs = not self.is_chain or self.p_min > 0.0 or self.has_logprobs
+        return TopKSpec(self.top_k, needs_logprobs, self.is_chain and self.max_entropy < inf, self.num_stated)
 
     @property
     def num_forwarded(self) -> int:
@@ -82,8 +92,12 @@ class DraftBudget:
         A chain gets `num_steps` tokens. A tree keeps its node limit, and is as deep as fits.
         """
         if self.is_chain:
-            return DraftBudget.chain(num_steps, self.p_min)
+            return replace(self, num_draft_tokens=num_steps, num_steps=num_steps)
         return replace(self, num_steps=num_steps).limited()
+
+    def stating(self, num: int) -> DraftBudget:
+        """This budget with at least `num` stated tokens, if it is one for a proposal."""
+        return self if self.num_stated >= num or not self.num_draft_tokens else replace(self, num_stated=num)
 
     def limited(self, *, num_draft_tokens: int = MAX_FORWARDED, num_steps: int = MAX_FORWARDED) -> DraftBudget:
         """This budget with at most these nodes and this depth.

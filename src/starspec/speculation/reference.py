@@ -5,11 +5,12 @@ No request is served from here. The tests compare the fast modules with it, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import exp, inf
+from collections.abc import Mapping, Sequence
+from math import exp, inf, log
 
 from starspec.sampling.reference import adjust, gumbel, next_token, support
 from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.acceptance import MIN_NATS, KeyThresholds
 from starspec.speculation.tree import ROOT, DraftTree
 
 
@@ -63,3 +64,36 @@ def verify_tree(
         if not nodes:
             return emitted
         node = nodes[0]
+
+
+def is_key(p: float, q: float, norm_match: float, thresholds: KeyThresholds) -> bool:
+    """DSD's equation 7, for a token with the probabilities p and q of target and draft."""
+    draft_nats, target_nats = (max(MIN_NATS, -log(each) if each > 0 else inf) for each in (q, p))
+    return (
+        (p != q and draft_nats / target_nats > thresholds.lambda_1)
+        or abs(p - q) > thresholds.lambda_2
+        or norm_match < thresholds.lambda_3
+    )
+
+
+def soften(
+    target: Sequence[float], stated: Mapping[int, float], tau: float, thresholds: KeyThresholds
+) -> Sequence[float]:
+    """DSD's equation 8.
+
+    Args:
+        target: the target's probability of each token.
+        stated: the draft's probabilities of some tokens.
+    Returns: the softened probability of each token.
+    """
+    norm_match = sum(min(target[each], prob) for each, prob in stated.items())
+    soft = [
+        each
+        for each, prob in stated.items()
+        if target[each] > 0 and prob > 0 and not is_key(target[each], prob, norm_match, thresholds)
+    ]
+    mass = sum(target[each] for each in soft)
+    weights = {each: target[each] ** (1 - tau) * stated[each] ** tau for each in soft}
+    return [
+        mass * weights[each] / sum(weights.values()) if each in weights else prob for each, prob in enumerate(target)
+    ]

@@ -6,9 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 ROOT = -1  # the parent of a node that follows the last committed token
 MAX_SUPPORT = 64  # tokens with a probability in a draft's distribution, at most
+MAX_STATED = 32  # likeliest tokens that a proposal states after one node, at most
+
+
+class TopTokens(NamedTuple):
+    """A draft model's likeliest tokens after one node. Advice: no strict rule accepts a token because of it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]  # natural logarithms, of the whole distribution
 
 
 class Drawing(Enum):
@@ -57,16 +66,21 @@ class DraftTree:
         committed ── 0 ── 1 ── 3        token_ids = (t0, t1, t2, t3)
                      └─── 2             parents   = (ROOT, 0, 0, 1)
 
+    `logprobs` and `tops` say how sure the draft was. They are there only if they were asked for. They decide nothing
+    but what relaxed verification accepts, and trees that differ only in them are equal.
+
     The children of a node are predictions of the target's draw, unless `drafts` has an entry for the node. The entry
     says that they were drawn, and from which distribution; a drawn candidate need not have a node.
 
-    Raises: ValueError if the parents are not a forest in topological order, if siblings share a token, or if a node is
-        not among the candidates that were drawn below its parent.
+    Raises: ValueError if the parents are not a forest in topological order, if siblings share a token, if a node is
+        not among the candidates that were drawn below its parent, or if `logprobs` or `tops` belong to other nodes.
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     drafts: Mapping[int, DrawnCandidates] = field(default_factory=dict, hash=False)  # parent -> what was drawn below it
+    logprobs: tuple[float, ...] = field(default=(), compare=False)  # of each node after its parent; () = unknown
+    tops: Mapping[int, TopTokens] = field(default_factory=dict, compare=False)  # parent -> the likeliest after it
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.parents):
@@ -77,6 +91,8 @@ class DraftTree:
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
                 raise ValueError(f"node {node} has parent {parent}: parents must come first")
+        if self.logprobs or self.tops:
+            self._check_advice()
         if self.drafts:
             self._check_drawn()
 
@@ -128,7 +144,23 @@ class DraftTree:
             tuple(self.token_ids[each] for each in nodes),
             tuple(kept[self.parents[each]] for each in nodes),
             {kept[each]: draft for each, draft in self.drafts.items() if each in kept},
+            tuple(self.logprobs[each] for each in nodes) if self.logprobs else (),
+            {kept[each]: top for each, top in self.tops.items() if each in kept},
         )
+
+    def _check_advice(self) -> None:
+        if self.logprobs and len(self.logprobs) != len(self.token_ids):
+            raise ValueError(f"{len(self.logprobs)} log-probabilities for {len(self.token_ids)} nodes")
+        if not all(ROOT <= node < len(self.token_ids) for node in self.tops):
+            raise ValueError(f"likeliest tokens after nodes {sorted(self.tops)} of a tree of {len(self.token_ids)}")
+        for top in self.tops.values():
+            if len(top.token_ids) != len(top.logprobs):
+                raise ValueError(f"{len(top.logprobs)} log-probabilities for {len(top.token_ids)} tokens")
+            if len(set(top.token_ids)) != len(top.token_ids):
+                raise ValueError("a token is stated twice among the likeliest")
+        stated = (*self.logprobs, *(each for top in self.tops.values() for each in top.logprobs))
+        if not all(each <= 1e-6 for each in stated):  # not so for nan
+            raise ValueError("a log-probability is at most 0")
 
     def _check_drawn(self) -> None:
         if not all(ROOT <= node < len(self.token_ids) for node in self.drafts):

@@ -16,10 +16,16 @@ So a draft that is stale, random or malicious cannot change an emitted token, an
 chain's. This is acceptance by common random numbers (Daliri, Musco, Suresh 2024, arXiv 2408.07978), here called
 *coupled*.
 
-An acceptance rule is a function from a node's logits to the token after it; the walk is the same for all rules. Two
-exist. The coupled rule applies where a draft predicted the children. The rejection rule (`rejection.py`) applies where
-a draft drew them from probabilities that the tree carries. Its tokens follow the target's distribution, but differ from
-plain decoding with the same seed. A tree has drawn children only if the target asked for rejection sampling.
+An acceptance rule (`acceptance.py`) is a function from a node's logits to the token after it; the walk is the same for
+all rules. The coupled rule applies where a draft predicted the children. The rejection rule (`rejection.py`) applies
+where a draft drew them from probabilities that the tree carries. Its tokens follow the target's distribution, but
+differ from plain decoding with the same seed. A tree has drawn children only if the target asked for rejection
+sampling.
+
+A request may ask for relaxed verification (`relaxed.py`), which is lossy. The same rule then also gives a token for the
+softened logits of a node. Where the children were predicted, that token is taken only if it is a child and the target's
+own token is none: so each token that differs from the target's own saves a forward, and is counted. Where they were
+drawn, the softened distribution takes the place of the target's.
 
 The caller guarantees two things. The logits of a node depend only on its ancestors and the committed tokens (`cache/`
 and `models/` see to it). The emitted tokens are cut at eos, stop and max_tokens afterwards (`engine/`).
@@ -39,7 +45,9 @@ from starspec.sampling.argmax import argmaxes, is_on_cpu
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.draw import next_token, next_tokens
 from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.acceptance import Relaxation
 from starspec.speculation.rejection import probabilities, rejection_token
+from starspec.speculation.relaxed import soften
 from starspec.speculation.tree import ROOT, DraftTree
 
 
@@ -49,6 +57,7 @@ class VerifyResult:
 
     accepted_nodes: tuple[int, ...]  # the accepted path, ancestors first
     token_ids: tuple[int, ...]  # the accepted tokens, then one more that the target drew itself
+    relaxed: tuple[int, ...] = ()  # indices of the accepted tokens that the rule refuses for logits not softened
 
     @property
     def num_accepted(self) -> int:
@@ -60,9 +69,19 @@ class VerifyResult:
         """The logits rows that decided the tokens, one each: row 0 for the root, row i + 1 for node i."""
         return (0, *(node + 1 for node in self.accepted_nodes))
 
+    def cut(self, num_tokens: int) -> VerifyResult:
+        """The result without the tokens behind the first `num_tokens`, at least 1."""
+        relaxed = tuple(index for index in self.relaxed if index < num_tokens)
+        return VerifyResult(self.accepted_nodes[: num_tokens - 1], self.token_ids[:num_tokens], relaxed)
+
 
 def verify_tree(
-    tree: DraftTree, logits: Tensor, sampling: SamplingSpec, prefix_len: int, counts: TokenCounts | None = None
+    tree: DraftTree,
+    logits: Tensor,
+    sampling: SamplingSpec,
+    prefix_len: int,
+    counts: TokenCounts | None = None,
+    relaxation: Relaxation | None = None,
 ) -> VerifyResult:
     """Verify one tree by walking through it with the target's draws.
 
@@ -74,20 +93,11 @@ def verify_tree(
         sampling: the request's sampling parameters.
         prefix_len: number of committed tokens, which is the position of the first draw.
         counts: of the committed tokens, as for `next_token`; not changed.
+        relaxation: None = strict.
     Raises: ValueError if a drawn draft token is outside the target's vocabulary.
     """
-    assert logits.shape[0] == tree.num_draft_tokens + 1, "need one row of logits for the root and one for each node"
-
-    def target_token(node: int, path: list[int]) -> int:
-        seen = counts.with_path(path) if counts else None
-        position = prefix_len + len(path)
-        draft = tree.drafts.get(node)
-        if draft is None:
-            return next_token(logits[node + 1], sampling, position, seen)
-        probs = probabilities(logits[node + 1], sampling, position, seen)
-        return rejection_token(probs, draft, sampling.seed, position)
-
-    return _walk(tree, target_token)
+    case = _Case(tree, logits, sampling, prefix_len, counts, relaxation)
+    return _walk(case, case.own_token)
 
 
 def verify_trees(
@@ -96,30 +106,33 @@ def verify_trees(
     samplings: Sequence[SamplingSpec],
     prefix_lens: Sequence[int],
     counts: Sequence[TokenCounts | None],
+    relaxations: Sequence[Relaxation | None] = (),
 ) -> list[VerifyResult]:
     """`verify_tree` for the B trees of one forward, with one argmax over the rows of all greedy requests.
 
     On accelerators, all rows with simple sampling parameters are also drawn at once: a dozen kernel launches for each
-    token would cost as much as a draft step.
+    token would cost as much as a draft step. Softened rows are drawn one by one.
 
     Args:
         trees: B proposals.
         logits: [sum of (N_b + 1), V], the rows of the trees one after the other.
         samplings, prefix_lens, counts: B of each, as for `verify_tree`.
+        relaxations: B, as for `verify_tree`; () = all are strict.
     Returns: B results.
     """
     parts = torch.split(logits, [tree.num_draft_tokens + 1 for tree in trees])
-    cases = [_Case(*each) for each in zip(trees, parts, samplings, prefix_lens, strict=True)]
+    told = zip(trees, parts, samplings, prefix_lens, counts, relaxations or [None] * len(trees), strict=True)
+    cases = [_Case(*each) for each in told]
     argmaxes = iter(_argmaxes([case.logits for case in cases if case.sampling.is_plain_argmax]))
     draws = iter(_draws([case for case in cases if case.is_drawn_at_once]))
     results = []
-    for case, seen in zip(cases, counts, strict=True):
+    for case in cases:
         if case.sampling.is_plain_argmax:
-            results.append(_walk_all(case.tree, next(argmaxes)))
+            results.append(_walk_all(case, next(argmaxes)))
         elif case.is_drawn_at_once:
-            results.append(_walk_all(case.tree, next(draws)))
+            results.append(_walk_all(case, next(draws)))
         else:
-            results.append(verify_tree(*case, seen))
+            results.append(_walk(case, case.own_token))
     return results
 
 
@@ -130,6 +143,8 @@ class _Case(NamedTuple):
     logits: Tensor  # [N + 1, V]
     sampling: SamplingSpec
     prefix_len: int
+    counts: TokenCounts | None
+    relaxation: Relaxation | None
 
     @property
     def is_drawn_at_once(self) -> bool:
@@ -140,23 +155,59 @@ class _Case(NamedTuple):
         )
         return has_simple_sampling and not is_on_cpu(self.logits) and not self.tree.drafts
 
+    def own_token(self, node: int, path: list[int]) -> int:
+        """The token after a node and its path, by the strict rule."""
+        return self._token(self.logits[node + 1], node, path)
 
-def _walk(tree: DraftTree, target_token: Callable[[int, list[int]], int]) -> VerifyResult:
-    """Follow the target through the tree. `target_token(node, path)` draws the token after a node and its path."""
-    node, nodes, path = ROOT, list[int](), list[int]()
+    def relaxed_token(self, node: int, path: list[int], own: int) -> int:
+        """The token after a node, if the strict rule gives `own`."""
+        is_drawn, top = node in self.tree.drafts, self.tree.tops.get(node)
+        if self.relaxation is None or top is None or not (is_drawn or self._lacks(node, own)):
+            return own
+        softened = soften(self.logits[node + 1], top, self.relaxation)
+        if softened is None:
+            return own
+        token = self._token(softened, node, path)
+        return own if not is_drawn and self._lacks(node, token) else token
+
+    def _token(self, row: Tensor, node: int, path: list[int]) -> int:
+        seen = self.counts.with_path(path) if self.counts else None
+        position = self.prefix_len + len(path)
+        draft = self.tree.drafts.get(node)
+        if draft is None:
+            return next_token(row, self.sampling, position, seen)
+        probs = probabilities(row, self.sampling, position, seen)
+        return rejection_token(probs, draft, self.sampling.seed, position)
+
+    def _lacks(self, node: int, token: int) -> bool:
+        return (node, token) not in self.tree.children
+
+
+TargetToken = Callable[[int, list[int]], int]
+"""(node, its path) -> the token after it, by the strict rule."""
+
+
+def _walk(case: _Case, own_token: TargetToken) -> VerifyResult:
+    """Follow the target through the tree."""
+    tree = case.tree
+    assert len(case.logits) == tree.num_draft_tokens + 1, "need one row of logits for the root and one for each node"
+    node, nodes, path, relaxed = ROOT, list[int](), list[int](), list[int]()
     while True:
-        token = target_token(node, path)
+        own = own_token(node, path)
+        token = case.relaxed_token(node, path, own)
         child = tree.children.get((node, token))
         path.append(token)
         if child is None:
-            return VerifyResult(tuple(nodes), tuple(path))
+            return VerifyResult(tuple(nodes), tuple(path), tuple(relaxed))
+        if token != own:
+            relaxed.append(len(nodes))
         nodes.append(child)
         node = child
 
 
-def _walk_all(tree: DraftTree, token_ids: Sequence[int]) -> VerifyResult:
-    """Walk through a tree if the target's token after the root and after each node is known."""
-    return _walk(tree, lambda node, _path: token_ids[node + 1])
+def _walk_all(case: _Case, token_ids: Sequence[int]) -> VerifyResult:
+    """Walk through a tree if the target's own token after the root and after each node is known."""
+    return _walk(case, lambda node, _path: token_ids[node + 1])
 
 
 def _draws(cases: Sequence[_Case]) -> list[list[int]]:

@@ -56,6 +56,7 @@ class StarConfig:
             raise ConfigError("options of the draft server need one: give --draft MODEL, or --spec-method ngram")
         if self.speculative is not None:
             _check_speculative(self.speculative)
+        self.target.check_drafts(self.speculative)
         names = [target_name(number) for number in range(self.num_targets)]
         for name in (*self.hub.weights, *self.hub.slo_round_ms, *self.hub.rate_limits):
             if name not in names:

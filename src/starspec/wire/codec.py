@@ -13,7 +13,8 @@ import msgspec
 from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.quoting import readable
-from starspec.speculation.tree import MAX_SUPPORT
+from starspec.speculation.budget import DraftBudget
+from starspec.speculation.tree import MAX_STATED, MAX_SUPPORT
 from starspec.wire.messages import (
     Fault,
     Goodbye,
@@ -31,7 +32,10 @@ MAX_FRAME_BYTES: Final = 1024 * 1024  # an Open of 128k token ids is 640 KiB at 
 MAX_PUBLIC_FRAME_BYTES: Final = 4096  # on the hub's public port, from a peer that is not known yet
 SHORT_FRAME_BYTES: Final = 4096  # an answer without draft tokens: its longest part is the reason of a Fault
 NODE_BYTES: Final = 10  # of a proposal: a token id and a parent
-DRAWN_BYTES: Final = 16 + 5 * MAX_TOP_K + (5 + 9) * MAX_SUPPORT  # `Drawn`: candidates, and tokens with probabilities
+HEAD_BYTES: Final = 16  # of what is said about one node: its number, and the lengths of lists
+TOKEN_BYTES: Final = 5
+PROB_BYTES: Final = 9
+DRAWN_BYTES: Final = HEAD_BYTES + TOKEN_BYTES * MAX_TOP_K + (TOKEN_BYTES + PROB_BYTES) * MAX_SUPPORT  # of a `Drawn`
 MAX_MESSAGES: Final = 1024  # frames of one multipart: a verdict, a close and an open for each of many sequences
 
 T = TypeVar("T", bound=Message)
@@ -55,17 +59,22 @@ def fits_a_frame(message: Message) -> bool:
     return len(_encoder.encode(message)) <= MAX_FRAME_BYTES
 
 
-def max_answer_bytes(num_draft_tokens: int, *, is_drawn: bool) -> int:
-    """The longest frame with which a hub can answer a request for so many draft tokens.
+def max_answer_bytes(budget: DraftBudget, *, is_drawn: bool) -> int:
+    """The longest frame with which a hub can answer a request.
 
     Args:
         is_drawn: the target verifies by rejection sampling, so the proposal states probabilities.
     """
-    drawn = (1 + num_draft_tokens) * DRAWN_BYTES if is_drawn else 0
-    return SHORT_FRAME_BYTES + num_draft_tokens * NODE_BYTES + drawn
+    num_nodes = budget.num_draft_tokens
+    drawn = (1 + num_nodes) * DRAWN_BYTES if is_drawn else 0
+    tops = (1 + num_nodes) * (HEAD_BYTES + budget.num_stated * (TOKEN_BYTES + PROB_BYTES)) if budget.num_stated else 0
+    logprobs = num_nodes * PROB_BYTES if budget.has_logprobs else 0
+    return SHORT_FRAME_BYTES + num_nodes * NODE_BYTES + drawn + tops + logprobs
 
 
-MAX_ANSWER_BYTES: Final = max_answer_bytes(MAX_DRAFT_TOKENS, is_drawn=True)
+MAX_ANSWER_BYTES: Final = max_answer_bytes(
+    DraftBudget(MAX_DRAFT_TOKENS, 1, MAX_TOP_K, has_logprobs=True, num_stated=MAX_STATED), is_drawn=True
+)
 
 
 class Decoder(Generic[T]):
@@ -126,6 +135,8 @@ class Decoder(Generic[T]):
                 self._check_vocabulary(token_ids)
                 for draft in drafts.values():
                     self._check_vocabulary(draft.token_ids)
+                for top in message.tree.tops.values():
+                    self._check_vocabulary(top.token_ids)
             case Verdict(token_ids=token_ids):
                 self._check_vocabulary(token_ids)
             case Open(token_ids=token_ids, prompt_len=prompt_len):

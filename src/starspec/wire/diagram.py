@@ -38,6 +38,7 @@ INSIDE: Final = (  # types of fields of messages
     SamplingSpec,
     messages.TreeShape,
     messages.Drawn,
+    messages.Top,
     messages.RequestSpec,
     messages.TokenLogprob,
     stats.HubStats,
@@ -46,6 +47,7 @@ INSIDE: Final = (  # types of fields of messages
     stats.RequestStats,
     stats.AcceptanceStats,
     stats.BatchStats,
+    stats.LengthStats,
     stats.Mean,
 )
 Edge = tuple[StrEnum, StrEnum, str]  # from, to, label

@@ -39,6 +39,7 @@ from typing import Final, TypeVar
 from starspec.config import SampleMethod
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, Tag
+from starspec.speculation.acceptance import RULES
 from starspec.speculation.budget import NO_DRAFT
 from starspec.wire.messages import Close, Open, Proposal, Reopen, Verdict
 
@@ -132,6 +133,11 @@ class TagSession:
     def is_held(self) -> bool:
         """Whether the hub holds the tag, as far as this end knows."""
         return self.state not in (TagState.ABSENT, TagState.CLOSED)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the hub holds the tag, and knows that no proposal is wanted."""
+        return self.state is TagState.IDLE
 
     @property
     def gap(self) -> Reopen | None:
@@ -242,7 +248,7 @@ class TagSession:
             raise PeerProtocolError(f"{event} of epoch {message.epoch}, but tag {self.tag} is at {self.epoch}")
         if isinstance(message, Proposal):
             self._check_size(message)
-            if message.drawn and self.method != "rejection":  # the verification would trust the probabilities
+            if message.drawn and not RULES[self.method].needs_drawn:  # the verification would trust the probabilities
                 raise PeerProtocolError("a proposal with draft probabilities, which were not asked for")
         self.state = following
         self._owes_reopen = event is Event.GAP

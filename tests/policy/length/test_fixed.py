@@ -1,10 +1,16 @@
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
-from starspec.config import SpeculativeConfig
+from starspec.config import FIXED_LENGTH, SpeculativeConfig
 from starspec.errors import ConfigError
-from starspec.policy.length.fixed import FixedLength, InSmallBatches
+from starspec.policy.length.adaedl import AdaEdl
+from starspec.policy.length.dsde import Dsde
+from starspec.policy.length.fixed import BatchSizes, ByBatchSize, FixedLength, InSmallBatches
+from starspec.policy.length.goodput import Goodput
 from starspec.policy.length.make import make_policy
-from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
+from starspec.policy.length.snapshot import OFF, Choice, LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 
 
@@ -13,8 +19,8 @@ def choose(
 ) -> DraftBudget:
     """For one sequence, in a round of so many."""
     sequence = SequenceSnapshot(max_remaining_tokens=max_remaining_tokens, num_steps_asked=num_steps_asked)
-    (budget,) = policy.choose(RoundSnapshot(sequences=[sequence], num_sequences=num_sequences))
-    return budget
+    (chosen,) = policy.choose(RoundSnapshot(sequences=[sequence], num_sequences=num_sequences))
+    return chosen.budget
 
 
 @pytest.mark.parametrize(
@@ -46,8 +52,8 @@ def test_larger_batches_than_the_bound_draft_nothing(asked, num_sequences, is_dr
 
 
 def test_the_config_names_the_bound() -> None:
-    assert make_policy(SpeculativeConfig()) == FixedLength(DraftBudget.chain(4))
-    bounded = SpeculativeConfig.from_mapping({"disable-by-batch-size": 8})
+    assert make_policy(SpeculativeConfig(length=FIXED_LENGTH)) == FixedLength(DraftBudget.chain(4))
+    bounded = SpeculativeConfig.from_mapping({"disable-by-batch-size": 8, "length": {"policy": "fixed"}})
     assert make_policy(bounded) == InSmallBatches(FixedLength(DraftBudget.chain(4)), 8)
     assert make_policy(bounded, max_num_seqs=9) == make_policy(bounded)
     with pytest.raises(ConfigError, match="disable_by_batch_size"):
@@ -56,7 +62,7 @@ def test_the_config_names_the_bound() -> None:
 
 def test_rounds_within_the_bound_draft_however_many_wait_for_their_turn() -> None:
     """ExSpec's window holds rows for four batches; a round is of one."""
-    policy = make_policy(SpeculativeConfig(disable_by_batch_size=8), max_num_seqs=8)
+    policy = make_policy(SpeculativeConfig(length=FIXED_LENGTH, disable_by_batch_size=8), max_num_seqs=8)
     assert choose(policy, 100, num_sequences=32) == DraftBudget.chain(4)
 
 
@@ -68,6 +74,37 @@ def test_each_sequence_of_a_round_has_a_budget_of_its_own() -> None:
     ]
     snapshot = RoundSnapshot(sequences=sequences, num_sequences=5)
     policy = FixedLength(DraftBudget.chain(4))
-    assert policy.choose(snapshot) == [DraftBudget.chain(each) for each in (4, 2, 9, 2, 0)]
-    assert InSmallBatches(policy, 4).choose(snapshot) == [NO_DRAFT] * 5
+    assert policy.choose(snapshot) == [Choice.of(DraftBudget.chain(each)) for each in (4, 2, 9, 2, 0)]
+    assert InSmallBatches(policy, 4).choose(snapshot) == [OFF] * 5
     assert InSmallBatches(policy, 5).choose(snapshot) == policy.choose(snapshot)
+
+
+@pytest.mark.parametrize(
+    ("policy", "made"),
+    [
+        ("goodput", Goodput(DraftBudget.chain(8))),
+        ("fixed", FixedLength(DraftBudget.chain(4))),
+        ("confidence", FixedLength(DraftBudget.chain(8, 0.4))),
+        ("adaedl", AdaEdl(DraftBudget.chain(8))),
+        ("dsde", Dsde(replace(DraftBudget.chain(4), num_stated=16))),
+    ],
+)
+def test_the_config_names_the_policy(policy: str, made: LengthPolicy) -> None:
+    assert make_policy(SpeculativeConfig.from_mapping({"length": {"policy": policy}})) == made
+
+
+@pytest.mark.parametrize(("policy", "make", "depth"), [("goodput", Goodput, 8), ("fixed", FixedLength, 4)])
+def test_a_table_bounds_any_policy(policy: str, make: Callable[[DraftBudget], LengthPolicy], depth: int) -> None:
+    config = SpeculativeConfig.from_mapping(
+        {"num_speculative_tokens_per_batch_size": [[1, 1, 5], [2, 8, 3]], "length": {"policy": policy}}
+    )
+    rows = (BatchSizes(1, 1, 5), BatchSizes(2, 8, 3))
+    assert make_policy(config) == ByBatchSize(make, DraftBudget.chain(depth), rows)
+
+
+@pytest.mark.parametrize(("num_sequences", "length"), [(1, 5), (2, 3), (6, 3), (7, 4), (16, 0)])
+def test_a_table_gives_each_batch_size_its_length_and_leaves_the_others(num_sequences: int, length: int) -> None:
+    table = (BatchSizes(1, 1, 5), BatchSizes(2, 6, 3), BatchSizes(16, 64, 0))
+    snapshot = RoundSnapshot(sequences=[SequenceSnapshot(max_remaining_tokens=99)], num_sequences=num_sequences)
+    (chosen,) = ByBatchSize(FixedLength, DraftBudget.chain(4), table).choose(snapshot)
+    assert chosen.budget.num_draft_tokens == length

@@ -47,7 +47,7 @@ def choose(
     snapshot = RoundSnapshot(
         sequences=sequences, num_sequences=len(sequences), now_s=now_s, costs=costs, experiments=experiments
     )
-    return [each.num_draft_tokens for each in MeasuredSpeed(4).choose(snapshot)]
+    return [each.budget.num_draft_tokens for each in MeasuredSpeed(4).choose(snapshot)]
 
 
 def test_without_costs_what_is_likely_is_drafted() -> None:

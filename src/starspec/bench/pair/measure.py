@@ -26,7 +26,7 @@ from starspec.bench.pair.rows import (
     ratios_of,
     step_table,
 )
-from starspec.config import Quantization, SpeculativeConfig
+from starspec.config import FIXED_LENGTH, Quantization, SpeculativeConfig
 from starspec.engine.drafts import Drafts
 from starspec.harness.datasets import Prompt, spread
 from starspec.harness.decode import Advance, Job
@@ -207,7 +207,7 @@ def _methods(bench: _Bench, plan: PairPlan, trial: _Trial) -> list[Method]:
     """The methods in the order of the table."""
     num_draft_tokens = trial.best_length
     ours, quantization = bench.workbench, bench.models.quantization
-    ngram = ours.drafts(SpeculativeConfig(method="ngram", num_speculative_tokens=MAX_DRAFT_TOKENS))
+    ngram = ours.drafts(SpeculativeConfig(method="ngram", num_speculative_tokens=MAX_DRAFT_TOKENS, length=FIXED_LENGTH))
     methods = [transformers_method(bench.baseline, each) for each in (None, *trial.best_assistance)]
     methods.append(plain_method(ours))
     methods.append(our_method(ours, "speculative", bench.drafts[quantization], num_draft_tokens))

@@ -88,8 +88,10 @@ class StepDrafter:
         for num_tokens in self._book.ended:
             self.costs.add_finished(num_tokens)
         seen = [row for row in rows if row is not None]
-        budgets = self._policy.choose(self._snapshot(seen))
-        wanted = [DraftRequest(row.request, each.num_draft_tokens) for row, each in zip(seen, budgets, strict=True)]
+        chosen = self._policy.choose(self._snapshot(seen))
+        wanted = [
+            DraftRequest(row.request, each.budget.num_draft_tokens) for row, each in zip(seen, chosen, strict=True)
+        ]
         drafts = self._ask(wanted)
         for row in seen:
             self._drafted[row.request].last = drafts.get(row.request, NO_DRAFT)

@@ -35,8 +35,9 @@ def fastest_lengths(
     step_cost: StepCost,
     round_cost: RoundCost,
     reaches: Sequence[float] | None = None,
+    min_gain: float = MIN_GAIN,
 ) -> ChosenLengths:
-    """The lengths with the most expected tokens per second. No drafts, unless they gain MIN_GAIN.
+    """The lengths with the most expected tokens per second. No drafts, unless they gain `min_gain`.
 
     Args:
         rates: for each sequence, the probability that a draft token is accepted if all before it are.
@@ -56,7 +57,7 @@ def fastest_lengths(
         return ChosenLengths([int(each) for each in (worth >= WORTHLESS).sum(axis=1)])
     reach = np.ones(len(rates)) if reaches is None else np.array(reaches)
     drafted = np.where(has_room, reach[:, None] ** (depths - 1), 0.0)  # [sequences, depths]: expected tokens
-    taken, best = _best_tokens(worth, drafted, sum(limits), step_cost, round_cost, MIN_GAIN * plain)
+    taken, best = _best_tokens(worth, drafted, sum(limits), step_cost, round_cost, min_gain * plain)
     lengths: list[int] = np.bincount(taken // len(depths), minlength=len(rates)).tolist()
     return ChosenLengths(lengths, best if any(lengths) else plain)
 
@@ -72,16 +73,15 @@ def _best_tokens(
     """Draft tokens, as flat indices [N] into [sequences, depths], and their speed; none and `least` if none beat it."""
     num_sequences, max_depth = worth.shape
     order = np.argsort(-worth.ravel(), kind="stable")[:num_candidates]  # stable: a sequence's first token comes first
-    depth_of = order % max_depth
+    depths = np.arange(1, max_depth + 1)
+    is_allowed = order % max_depth < depths[:, None]  # [depths, tokens]: in drafts that are at most so deep
+    expected = num_sequences + np.cumsum(np.where(is_allowed, (worth * drafted).flat[order], 0.0), axis=1)
+    num_tokens = np.cumsum(np.where(is_allowed, drafted.flat[order], 0.0), axis=1)
     num_steps = np.cumsum(1.0 - np.prod(1.0 - drafted, axis=0))  # a draft step runs if any sequence continues
-    best, taken = least, order[:0]
-    for depth in range(1, max_depth + 1):
-        allowed = order[depth_of < depth]
-        expected = num_sequences + np.cumsum((worth * drafted).flat[allowed])
-        num_tokens = np.cumsum(drafted.flat[allowed])
-        wait_s = round_cost.seconds(num_steps[depth - 1], num_tokens)
-        speed = expected / (step_cost.predict(num_sequences + num_tokens) + wait_s)
-        num = int(np.argmax(speed))
-        if speed[num] > best:
-            best, taken = float(speed[num]), allowed[: num + 1]
-    return taken, best
+    wait_s = round_cost.seconds(num_steps[:, None], num_tokens)
+    speed = expected / (step_cost.predict(num_sequences + num_tokens) + wait_s)
+    depth, num = np.unravel_index(int(np.argmax(speed)), speed.shape)
+    best = float(speed[depth, num])
+    if best <= least:
+        return order[:0], least
+    return order[: num + 1][is_allowed[depth, : num + 1]], best

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
-from starspec.speculation.budget import NO_DRAFT, DraftBudget
+from starspec.policy.length.snapshot import OFF, Choice, LengthPolicy, RoundSnapshot, SequenceSnapshot
+from starspec.speculation.budget import DraftBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,14 +16,40 @@ class FixedLength:
 
     budget: DraftBudget
 
-    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
-        """As LengthPolicy. No path is so deep that it and the target's own token would exceed what remains."""
-        return [self._budget_of(each) for each in snapshot.sequences]
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
+        """As LengthPolicy."""
+        return [self._choice_of(each) for each in snapshot.sequences]
 
-    def _budget_of(self, sequence: SequenceSnapshot) -> DraftBudget:
+    def _choice_of(self, sequence: SequenceSnapshot) -> Choice:
         asked = sequence.num_steps_asked
-        budget = self.budget if asked is None else self.budget.with_steps(asked)
-        return budget.limited(num_steps=sequence.max_remaining_tokens - 1, num_draft_tokens=sequence.max_draft_tokens)
+        return Choice.of(sequence.fitting(self.budget if asked is None else self.budget.with_steps(asked)))
+
+
+class BatchSizes(NamedTuple):
+    """One row of vLLM's `num_speculative_tokens_per_batch_size`."""
+
+    first: int
+    last: int  # included
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class ByBatchSize:
+    """A policy with another depth for each number of sequences in a round, from a table.
+
+    Args:
+        make: the policy with a budget.
+        budget: where the table has no row; its width is that of all.
+    """
+
+    make: Callable[[DraftBudget], LengthPolicy]
+    budget: DraftBudget
+    table: tuple[BatchSizes, ...]
+
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
+        """As LengthPolicy."""
+        found = (row.num_steps for row in self.table if row.first <= snapshot.num_sequences <= row.last)
+        return self.make(self.budget.with_steps(next(found, self.budget.num_steps))).choose(snapshot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +62,8 @@ class InSmallBatches:
     policy: LengthPolicy
     max_sequences: int
 
-    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
         """As LengthPolicy. The bound also overrules a request's own depth."""
         if snapshot.num_sequences > self.max_sequences:
-            return [NO_DRAFT] * len(snapshot.sequences)
+            return [OFF] * len(snapshot.sequences)
         return self.policy.choose(snapshot)

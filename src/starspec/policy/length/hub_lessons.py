@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from starspec.policy.deadline import Round
-from starspec.policy.length.acceptance import Acceptance
+from starspec.policy.length.acceptance import USUAL_FADE, Acceptance
 from starspec.policy.length.experiments import ProbeSchedule
 from starspec.policy.length.prefill_cost import PrefillCost
 from starspec.policy.length.round_cost import RoundTimes
+
+
+def _usual() -> Acceptance:
+    return Acceptance(fade=USUAL_FADE)
 
 
 class PrefillCounts(NamedTuple):
@@ -32,7 +36,7 @@ class HubLessons:
     rounds: RoundTimes = field(default_factory=RoundTimes)  # the wait for its proposals
     prefill: PrefillCost = field(default_factory=PrefillCost)  # of tokens that it does not hold yet
     probes: ProbeSchedule = field(default_factory=ProbeSchedule)
-    acceptance: Acceptance = field(default_factory=Acceptance)  # of its drafts for all requests; new ones begin with it
+    acceptance: Acceptance = field(default_factory=_usual)  # of its drafts for all requests; new ones begin with it
     counts: PrefillCounts = field(default_factory=PrefillCounts)
     _weighed: PrefillCounts = field(default_factory=PrefillCounts)  # the counts that `prefill` knows
 

@@ -13,8 +13,8 @@ from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.expected_speed import ChosenLengths, fastest_lengths
 from starspec.policy.length.experiments import PROBE_TOKENS, Experiments
-from starspec.policy.length.snapshot import RoundSnapshot, SequenceSnapshot
-from starspec.speculation.budget import NO_DRAFT, DraftBudget
+from starspec.policy.length.snapshot import OFF, Choice, RoundSnapshot, SequenceSnapshot
+from starspec.speculation.budget import DraftBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class MeasuredSpeed:
 
     max_draft_tokens: int  # of one chain
 
-    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
         """As LengthPolicy. Call it once a round. Effects: on `snapshot.experiments`."""
         if not snapshot.sequences:
             return []
@@ -36,14 +36,14 @@ class MeasuredSpeed:
         weighed = _Round(snapshot.sequences, self.max_draft_tokens, costs, experiments)
         lengths = weighed.paying_lengths()
         if any(lengths) and experiments.is_plain_due(len(lengths), costs):
-            return [NO_DRAFT] * len(lengths)
+            return [OFF] * len(lengths)
         has_new = any(each.is_new for each in snapshot.sequences)
         if experiments.allows_probes(is_drafting=any(lengths), has_new=has_new):
             probes = weighed.probes(snapshot.now_s)
             if any(probes) and not any(lengths):
                 experiments.note_probing()
             lengths = [length or probe for length, probe in zip(lengths, probes, strict=True)]
-        return [DraftBudget.chain(length) for length in lengths]
+        return [Choice.of(DraftBudget.chain(length)) for length in lengths]
 
 
 class _Round:

@@ -34,9 +34,9 @@ class RoundCost(NamedTuple):
     token_s: float
     deepest: int
 
-    def seconds(self, num_steps: float, num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Cost of rounds with so many draft steps, at least 1, and tokens [N]. Both may be expected numbers."""
-        return np.asarray(self.fixed_s + self.step_s * min(num_steps, self.deepest) + self.token_s * num_tokens)
+    def seconds(self, num_steps: float | NDArray[np.float64], num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Cost of rounds with so many draft steps, at least 1, and tokens. Both may be expected numbers."""
+        return np.asarray(self.fixed_s + self.step_s * np.minimum(num_steps, self.deepest) + self.token_s * num_tokens)
 
     def seconds_of(self, lengths: Sequence[int]) -> float:
         """Cost of a round with drafts of such lengths, at least one of which is not 0."""

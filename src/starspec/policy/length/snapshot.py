@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
 
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.costs import Costs
+from starspec.policy.length.divergence import DivergenceHistory
 from starspec.policy.length.experiments import Experiments, ProbeSchedule
-from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
+from starspec.policy.length.stop_threshold import StopThreshold
+from starspec.policy.length.trials import Trials
+from starspec.speculation.budget import MAX_FORWARDED, NO_DRAFT, DraftBudget
+
+Reason = Literal["cap", "cost", "doubt", "probe", "off"]
+"""Why a draft is as long as it is.
+
+cap     as long as the configuration, the request and the tokens that are left allow, or as other sequences' drafts
+cost    longer drafts would cost more time than they save
+doubt   what draft and target have shown so far makes longer drafts useless
+probe   a trial, to learn what it takes or brings
+off     no draft: it would cost more than it saves, or the request or the configuration excludes it
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +40,17 @@ class SequenceSnapshot:
     is_held: bool = True  # its drafter has its tokens, or is prefilling them
     is_new: bool = False  # it was in no round before
     acceptance: Acceptance | None = None  # of its drafts so far; None = not known
+    divergence: DivergenceHistory = field(default_factory=DivergenceHistory)  # of the target from its drafts
+    stop_threshold: StopThreshold | None = None  # how sure its drafter must be to go on; None = the first one
+
+    @property
+    def limit(self) -> int:
+        """Steps that a draft of it may have: no path and the target's own token exceed what remains."""
+        return max(0, min(self.max_draft_tokens, self.max_remaining_tokens - 1))
+
+    def fitting(self, budget: DraftBudget) -> DraftBudget:
+        """The budget, as far as the sequence can use it."""
+        return budget.limited(num_steps=self.max_remaining_tokens - 1, num_draft_tokens=self.max_draft_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +62,23 @@ class RoundSnapshot:
     now_s: float = 0.0  # seconds of a monotonic clock
     costs: Costs | None = None  # what steps, proposals and prefill take; None = not known
     experiments: Experiments | None = None  # what is tried in order to learn more; None = nothing
+    trials: Trials | None = None  # the account of what is tried; None = nothing was tried yet
     probes: ProbeSchedule | None = None  # of the drafter that serves now; None = the same as in the last round
+
+
+class Choice(NamedTuple):
+    """What to ask for, for one sequence, and why it is not more."""
+
+    budget: DraftBudget
+    reason: Reason = "cap"
+
+    @staticmethod
+    def of(budget: DraftBudget, reason: Reason = "cap") -> Choice:
+        """Without draft tokens, the reason is "off"."""
+        return Choice(budget, reason) if budget.num_draft_tokens else OFF
+
+
+OFF = Choice(NO_DRAFT, "off")
 
 
 class LengthPolicy(Protocol):
@@ -47,9 +87,9 @@ class LengthPolicy(Protocol):
     Implementations hold configuration only. What is learnt from round to round is in the snapshot.
     """
 
-    def choose(self, snapshot: RoundSnapshot) -> list[DraftBudget]:
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
         """What to ask for, for each of `snapshot.sequences` in order.
 
-        No draft tokens = do not speculate for this sequence in this round. Effects: perhaps on `snapshot.experiments`.
+        No draft tokens = do not speculate for this sequence in this round. Effects: perhaps on `snapshot.trials`.
         """
         ...

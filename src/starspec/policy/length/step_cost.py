@@ -41,6 +41,11 @@ class StepCost:
         """Whether anything has been measured."""
         return bool(self._by_size)
 
+    @property
+    def largest(self) -> int:
+        """The largest measured size; 0 before the first."""
+        return max(self._by_size, default=0)
+
     def covers(self, size: int) -> bool:
         """Whether the size lies between two measured sizes, or is one: for other sizes only a bound is known."""
         return bool(self._by_size) and min(self._by_size) <= _rounded(size) <= max(self._by_size)

@@ -7,6 +7,7 @@ the hub sends `Proposal`, `Reopen` and `Pong`, and either sends `Goodbye` and `F
 from __future__ import annotations
 
 from functools import cached_property
+from math import inf
 from typing import Annotated, Literal
 
 import msgspec
@@ -16,7 +17,7 @@ from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K, SampleMethod
 from starspec.ids import Epoch, Tag
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.tree import MAX_SUPPORT, ROOT, DraftTree, Drawing, DrawnCandidates
+from starspec.speculation.tree import MAX_STATED, MAX_SUPPORT, ROOT, DraftTree, Drawing, DrawnCandidates, TopTokens
 from starspec.wire.messages.base import (
     PROTOCOL_VERSION,
     Count,
@@ -80,8 +81,8 @@ class Refused(Message, frozen=True):
 # ---------------------------------------------------------------- the target's own port
 
 
-class TreeShape(msgspec.Struct, frozen=True):
-    """The shape of a proposal that is not a chain; see `DraftBudget`."""
+class TreeShape(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is wanted of a proposal beside its number of nodes; see `DraftBudget`."""
 
     num_steps: Annotated[int, Meta(ge=1, le=MAX_DRAFT_TOKENS)]  # depth of the tree, at most
     top_k: Annotated[
@@ -91,17 +92,25 @@ class TreeShape(msgspec.Struct, frozen=True):
         0.0  # depths that are less likely to be reached are not drafted; 0 = off
     )
 
+    max_entropy: Annotated[float, Meta(ge=0.0)] | None = None  # nats; a chain ends where the draft is less sure
+    has_logprobs: bool = False  # state the log-probability of each node
+    num_stated: Annotated[int, Meta(ge=0, le=MAX_STATED)] = 0  # state so many likeliest tokens after each node
+
     @classmethod
     def of(cls, budget: DraftBudget) -> TreeShape | None:
         if not budget.num_draft_tokens or budget == DraftBudget.chain(budget.num_draft_tokens):
             return None
-        return cls(budget.num_steps, budget.top_k, budget.p_min)
+        max_entropy = budget.max_entropy if budget.max_entropy < inf else None
+        stated = (max_entropy, budget.has_logprobs, budget.num_stated)
+        return cls(budget.num_steps, budget.top_k, budget.p_min, *stated)
 
 
 def _budget(num_draft_tokens: int, shape: TreeShape | None) -> DraftBudget:
     if shape is None:
         return DraftBudget.chain(num_draft_tokens)
-    return DraftBudget(num_draft_tokens, shape.num_steps, shape.top_k, shape.p_min)
+    max_entropy = inf if shape.max_entropy is None else shape.max_entropy
+    stated = (max_entropy, shape.has_logprobs, shape.num_stated)
+    return DraftBudget(num_draft_tokens, shape.num_steps, shape.top_k, shape.p_min, *stated)
 
 
 class Open(Message, frozen=True):
@@ -140,6 +149,14 @@ class Drawn(msgspec.Struct, frozen=True, array_like=True):
         return DrawnCandidates(*drawn, Drawing.WITHOUT_REPLACEMENT)
 
 
+class Top(msgspec.Struct, frozen=True, array_like=True):
+    """The likeliest tokens after one node of a proposal, as the draft model sees them."""
+
+    node: Annotated[int, Meta(ge=ROOT, lt=MAX_DRAFT_TOKENS)]  # as in `parents`
+    token_ids: Annotated[TokenIdList, Meta(max_length=MAX_STATED)]
+    logprobs: Annotated[list[float], Meta(max_length=MAX_STATED)]  # natural logarithms, of the whole distribution
+
+
 class Proposal(Message, frozen=True, dict=True):
     """hub -> target: a tree to verify. Dropped unless `epoch` and `prefix_len` are the tag's current ones."""
 
@@ -156,6 +173,10 @@ class Proposal(Message, frozen=True, dict=True):
     drawn: list[Drawn] | None = (
         None  # for each node whose children were sampled; None: children are the most likely tokens
     )
+    logprobs: list[float] | None = None  # of each node's token after its parent; advice, if it was asked for
+    tops: list[Top] | None = (
+        None  # for each node that was expanded, if it was asked for; only relaxed requests rely on it
+    )
 
     @classmethod
     def of(
@@ -163,7 +184,11 @@ class Proposal(Message, frozen=True, dict=True):
     ) -> Proposal:
         parents = None if tree.is_chain else list(tree.parents)
         drawn = [Drawn.of(node, draft) for node, draft in tree.drafts.items()] or None
-        return cls(tag, epoch, prefix_len, list(tree.token_ids), parents, queue_s, service_s, drawn=drawn)
+        tops = [Top(node, list(top.token_ids), list(top.logprobs)) for node, top in tree.tops.items()] or None
+        made = cls(tag, epoch, prefix_len, list(tree.token_ids), parents, queue_s, service_s, drawn=drawn)
+        if not (tree.logprobs or tops):
+            return made
+        return msgspec.structs.replace(made, logprobs=list(tree.logprobs) or None, tops=tops)
 
     @property
     def is_hopeless(self) -> bool:
@@ -181,7 +206,8 @@ class Proposal(Message, frozen=True, dict=True):
         drafts = {each.node: each.draft for each in self.drawn or ()}
         if len(drafts) != len(self.drawn or ()):
             raise ValueError("the children of one node are listed twice in `drawn`")
-        return DraftTree(tuple(self.token_ids), tuple(parents), drafts)
+        tops = {each.node: TopTokens(tuple(each.token_ids), tuple(each.logprobs)) for each in self.tops or ()}
+        return DraftTree(tuple(self.token_ids), tuple(parents), drafts, tuple(self.logprobs or ()), tops)
 
 
 class Verdict(Message, frozen=True):

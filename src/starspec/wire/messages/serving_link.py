@@ -27,6 +27,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     skip_special_tokens: bool = True
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     num_draft_tokens: DraftCount | None = None  # depth of the proposals; None: the target chooses; 0: no drafts
+    relaxed_tau: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0  # of relaxed verification, which is lossy; 0: strict
 
 
 class Submit(Message, frozen=True):

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from starspec.errors import PeerProtocolError
 from starspec.policy.peer_limits import NONSENSE_BURST, NONSENSE_PER_S, UNASKED_BURST, UNASKED_PER_S, Allowance
+from starspec.speculation.acceptance import RULES
+from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.wire.codec import MAX_MESSAGES, Decoder, max_answer_bytes
 from starspec.wire.messages import HubToTarget, Open, Ping, TargetToHub, Verdict
 
@@ -26,17 +28,18 @@ class HubInbox:
         self._decoder: Decoder[HubToTarget] = Decoder(HubToTarget, vocab_size)
         self._answers = Allowance(UNASKED_PER_S, UNASKED_BURST)
         self._nonsense = Allowance(NONSENSE_PER_S, NONSENSE_BURST)
-        self._most_tokens, self._is_drawn = 0, False  # of a request of this link, so far
-        self._limit()
+        self._is_drawn = False  # for any tag of this link, so far
+        self._decoder.max_frame_bytes = max_answer_bytes(NO_DRAFT, is_drawn=False)
         self.breach = ""  # why the link has to end, for people; "" = it goes on
 
     def note_sent(self, message: TargetToHub) -> None:
         """The target has sent this message, which may have one answer."""
         match message:
-            case Verdict(num_draft_tokens=num_tokens):
-                self._expect(num_tokens, self._is_drawn)
-            case Open(num_draft_tokens=num_tokens, method=method):
-                self._expect(num_tokens, self._is_drawn or method == "rejection")
+            case Verdict():
+                self._expect(message.budget)
+            case Open(method=method):
+                self._is_drawn |= RULES[method].needs_drawn
+                self._expect(message.budget)
             case Ping():
                 self._answers.owe(1.0)
 
@@ -66,11 +69,7 @@ class HubInbox:
         if not self._nonsense.take(1.0, now):
             self.breach = f"the hub breaks the protocol again and again: {error}"
 
-    def _expect(self, num_tokens: int, is_drawn: bool) -> None:
+    def _expect(self, budget: DraftBudget) -> None:
         self._answers.owe(1.0)
-        if num_tokens > self._most_tokens or is_drawn != self._is_drawn:
-            self._most_tokens, self._is_drawn = max(num_tokens, self._most_tokens), is_drawn
-            self._limit()
-
-    def _limit(self) -> None:
-        self._decoder.max_frame_bytes = max_answer_bytes(self._most_tokens, is_drawn=self._is_drawn)
+        longest = max_answer_bytes(budget, is_drawn=self._is_drawn)
+        self._decoder.max_frame_bytes = max(self._decoder.max_frame_bytes, longest)

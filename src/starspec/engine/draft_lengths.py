@@ -1,0 +1,150 @@
+"""How far one drafter speculates for a target's sequences. It asks the length policy, and learns from every round.
+
+A target that drafts from a hub and, in its absence, from n-grams has two drafters. What the target's own steps cost is
+the same for both. What drafts achieve, and how long they take, belongs to a drafter and is forgotten with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from starspec.engine.sequence import RoundOutput, TargetSequence
+from starspec.ids import RequestKey
+from starspec.policy.length.acceptance import SHRUNK_FADE, Acceptance
+from starspec.policy.length.costs import Costs
+from starspec.policy.length.divergence import DivergenceHistory
+from starspec.policy.length.hub_lessons import HubLessons
+from starspec.policy.length.snapshot import OFF, Choice, LengthPolicy, RoundSnapshot, SequenceSnapshot
+from starspec.policy.length.stop_threshold import StopThreshold
+from starspec.policy.length.trials import Trials
+from starspec.speculation.budget import MAX_FORWARDED, NO_DRAFT, DraftBudget
+from starspec.stats import LengthStats
+
+NOTHING: Final[Mapping[RequestKey, int]] = {}
+
+
+@dataclass(slots=True)
+class _History:
+    """What the drafts of one sequence achieved."""
+
+    usual: Acceptance  # of all sequences with the same drafter
+    acceptance: Acceptance
+    divergence: DivergenceHistory = field(default_factory=DivergenceHistory)
+    stop_threshold: StopThreshold = field(default_factory=StopThreshold)
+    choice: Choice = OFF  # the last one
+    is_new: bool = True  # no round has shown anything yet
+
+
+class DraftLengths:
+    """The lengths of one drafter's drafts.
+
+    Args:
+        costs: of the target's steps. Their parts about a drafter are not used.
+        lessons: what was learnt about the drafter that serves now; another object = another drafter.
+        stats: counts each choice.
+    """
+
+    def __init__(
+        self,
+        policy: LengthPolicy,
+        costs: Costs,
+        lessons: Callable[[], HubLessons],
+        stats: LengthStats,
+        clock: Callable[[], float],
+    ) -> None:
+        self._policy = policy
+        self._lessons = lessons
+        self._stats = stats
+        self._clock = clock
+        self._trials = Trials()
+        self._histories: dict[RequestKey, _History] = {}
+        self.costs = costs
+
+    def choose(
+        self,
+        sequences: Sequence[TargetSequence],
+        num_sequences: int,
+        *,
+        max_draft_tokens: int = MAX_FORWARDED,
+        to_prefill: Mapping[RequestKey, int] = NOTHING,
+    ) -> list[DraftBudget]:
+        """What to ask for, for sequences whose drafts are chosen together: one call of the policy, if there is anybody.
+
+        Args:
+            num_sequences: of the round that the drafts are for.
+            max_draft_tokens: nodes of one draft, at most.
+            to_prefill: tokens that the drafter would have to prefill first, of those sequences that it does not hold.
+        """
+        if not sequences:
+            return []
+        lessons, histories = self._lessons(), [self._history(each) for each in sequences]
+        snapshots = [
+            SequenceSnapshot(
+                max_remaining_tokens=each.num_remaining,
+                num_steps_asked=each.spec.num_draft_tokens,
+                max_draft_tokens=max_draft_tokens,
+                num_tokens=len(each.token_ids),
+                num_to_prefill=to_prefill.get(each.key, 0),
+                is_held=each.key not in to_prefill,
+                is_new=history.is_new,
+                acceptance=history.acceptance,
+                divergence=history.divergence,
+                stop_threshold=history.stop_threshold,
+            )
+            for each, history in zip(sequences, histories, strict=True)
+        ]
+        chosen = self._policy.choose(
+            RoundSnapshot(
+                sequences=snapshots,
+                num_sequences=num_sequences,
+                now_s=self._clock(),
+                costs=replace(self.costs, rounds=lessons.rounds, prefill=lessons.prefill),
+                trials=self._trials,
+            )
+        )
+        for sequence, history, choice in zip(sequences, histories, chosen, strict=True):
+            history.choice = choice._replace(budget=choice.budget.stating(sequence.rule.num_stated))
+            sequence.note_length(choice.budget.num_steps, choice.reason)
+            self._stats.add(choice.budget.num_steps, choice.reason)
+        return [each.choice.budget for each in histories]
+
+    def last(self, sequence: TargetSequence) -> DraftBudget:
+        """The last choice for a sequence, as far as it can still use it; no draft before the first."""
+        history = self._histories.get(sequence.key)
+        budget = NO_DRAFT if history is None else history.choice.budget
+        return budget.limited(num_steps=sequence.num_remaining - 1)
+
+    def learn(self, sequence: TargetSequence, added: RoundOutput, num_requested: int) -> None:
+        """A round has verified a draft of this drafter.
+
+        Args:
+            added: what the round added; its draft is at most as deep as requested.
+            num_requested: steps that were asked for; 0 = the sequence had no draft of this drafter.
+        """
+        history = self._history(sequence)
+        num_steps, num_accepted = (added.num_steps, added.num_accepted) if num_requested else (0, 0)
+        history.acceptance.add(num_steps, num_accepted, num_requested)
+        if num_steps:
+            history.usual.add(num_steps, num_accepted, num_requested)
+            history.is_new = False
+            history.divergence.add_round(added.divergences, num_accepted)
+            history.stop_threshold.add_round(num_steps, num_accepted)
+
+    def end_round(self, num_tokens: int, verify_s: float) -> None:
+        """The target's step over so many tokens took `verify_s`."""
+        self.costs.add_step(num_tokens, verify_s)
+        self.costs.end_step()
+
+    def forget(self, sequence: TargetSequence) -> None:
+        """The sequence has ended."""
+        if self._histories.pop(sequence.key, None) is not None:
+            self.costs.add_finished(sequence.num_output_tokens)
+
+    def _history(self, sequence: TargetSequence) -> _History:
+        usual, known = self._lessons().acceptance, self._histories.get(sequence.key)
+        if known is None or known.usual is not usual:  # what another drafter achieved says nothing about this one
+            known = _History(usual, Acceptance(usual=usual, fade=SHRUNK_FADE))
+            self._histories[sequence.key] = known
+        return known

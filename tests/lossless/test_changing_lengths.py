@@ -1,0 +1,94 @@
+"""Lengths that change every round, to 0 and back, change no token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+from table_star import make_plain, make_star
+
+from starspec.harness.decode import Job, decode
+from starspec.policy.length.adaedl import AdaEdl
+from starspec.policy.length.dsde import Dsde
+from starspec.policy.length.goodput import Goodput
+from starspec.policy.length.snapshot import Choice, LengthPolicy, RoundSnapshot
+from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.budget import DraftBudget
+
+NUM_PROMPTS = 200
+NUM_TOKENS = 16
+CHAIN, TREE = DraftBudget.chain(5), DraftBudget(num_draft_tokens=9, num_steps=4, top_k=2)
+SAMPLINGS = (
+    SamplingSpec(temperature=0.0),
+    SamplingSpec(temperature=1.0),
+    SamplingSpec(temperature=0.8, top_k=3, top_p=0.95, repetition_penalty=1.3, end_token_ids=(3,)),
+)
+
+
+class Erratic:
+    """Chooses any depth, for each sequence and round."""
+
+    def __init__(self, budget: DraftBudget) -> None:
+        self._budget = budget
+        self._chance = Random(1)
+        self.chosen: set[int] = set()
+
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
+        """As LengthPolicy."""
+        choices = [
+            Choice.of(each.fitting(self._budget.with_steps(self._chance.randint(0, self._budget.num_steps))))
+            for each in snapshot.sequences
+        ]
+        self.chosen.update(each.budget.num_steps for each in choices)
+        return choices
+
+
+def stating(budget: DraftBudget) -> LengthPolicy:
+    return Dsde(replace(budget, num_stated=4))
+
+
+def jobs(num: int) -> list[Job]:
+    """Prompts of several lengths, each with a seed and one of the ways of sampling."""
+    return [
+        Job(
+            "",
+            (number % 4, number // 4 % 4, *([1] * (number % 5))),
+            replace(SAMPLINGS[number % len(SAMPLINGS)], seed=number),
+            NUM_TOKENS,
+        )
+        for number in range(num)
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    return [each.token_ids for each in decode(make_plain(1), jobs(NUM_PROMPTS), batch_size=1)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 8])
+@pytest.mark.parametrize("budget", [CHAIN, TREE], ids=["chain", "tree"])
+def test_erratic_lengths_change_no_token(plain: Sequence[list[int]], budget: DraftBudget, batch_size: int) -> None:
+    policy = Erratic(budget)
+    engine = make_star(budget, batch_size, "coupled", make_policy=lambda _: policy).engine
+    answers = decode(engine, jobs(NUM_PROMPTS), batch_size=batch_size)
+    assert [each.token_ids for each in answers] == plain
+    assert policy.chosen == set(range(budget.num_steps + 1))
+    assert engine.stats.acceptance.num_accepted_tokens > 0
+    assert engine.stats.lengths.num_by_length[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("make_policy", "budget"),
+    [(Goodput, CHAIN), (Goodput, TREE), (AdaEdl, CHAIN), (stating, CHAIN), (stating, TREE)],
+    ids=["goodput, chain", "goodput, tree", "adaedl", "dsde, chain", "dsde, tree"],
+)
+def test_policies_change_no_token(
+    plain: Sequence[list[int]], make_policy: Callable[[DraftBudget], LengthPolicy], budget: DraftBudget
+) -> None:
+    num = NUM_PROMPTS // 2
+    engine = make_star(budget, 4, "coupled", make_policy=make_policy).engine
+    answers = decode(engine, jobs(num), batch_size=4)
+    assert [each.token_ids for each in answers] == list(plain[:num])
+    assert sum(engine.stats.lengths.num_by_length) > num

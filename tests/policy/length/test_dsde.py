@@ -1,0 +1,141 @@
+"""DSDE's equations by hand, and what its policy does at the edges that the paper leaves open."""
+
+from __future__ import annotations
+
+from math import exp, inf, log
+
+import pytest
+
+from starspec.policy.length.divergence import (
+    CALIBRATION_ROUNDS,
+    DECAY,
+    LONG_WINDOW,
+    MAX_KLD,
+    Calibration,
+    DivergenceHistory,
+    weighted_variance,
+)
+from starspec.policy.length.dsde import MIN_LENGTH, Dsde, length_cap, predicted_length
+from starspec.policy.length.snapshot import RoundSnapshot, SequenceSnapshot
+from starspec.speculation.budget import DraftBudget
+
+FIRST = DraftBudget.chain(5)
+
+
+def history(num_accepted: int = 6, kld: float = 0.1, later: list[list[float]] | None = None) -> DivergenceHistory:
+    """Calibrated by rounds that all look alike, then those of `later`."""
+    made = DivergenceHistory()
+    for _ in range(CALIBRATION_ROUNDS):
+        made.add_round([kld, kld], num_accepted)
+    for klds in later or []:
+        made.add_round(klds, 1)
+    return made
+
+
+def chosen(*histories: DivergenceHistory, is_capped: bool = True, **fields: int) -> list[int]:
+    sequences = [
+        SequenceSnapshot(divergence=each, **{"max_remaining_tokens": 100, **fields})  # type: ignore[arg-type]
+        for each in histories
+    ]
+    policy = Dsde(FIRST, is_capped=is_capped)
+    return [each.budget.num_draft_tokens for each in policy.choose(RoundSnapshot(sequences=sequences, num_sequences=1))]
+
+
+def test_equation_1_raises_the_most_accepted_length_by_mean_over_largest_divergence() -> None:
+    assert Calibration(6, 0.5, 2.0).max_length == pytest.approx(7.5)
+    assert Calibration(6, 0.0, 0.0).max_length == 6.0  # epsilon: no division by zero
+    assert Calibration(0, 0.5, 2.0).max_length == 0.0
+
+
+def test_equation_3_is_e_to_twice_the_mean_of_the_last_round_less_one() -> None:
+    assert history(later=[[9.0], [0.1, 0.3]]).scale_factor == pytest.approx(exp(0.4) - 1.0)
+    assert history(kld=0.0).scale_factor == 0.0
+
+
+def test_equations_5_to_7_weigh_newer_values_more() -> None:
+    # by hand: weights 1, 0.85, 0.7225 of 3, 1, 1: mean 1 + 2 / 2.5725; variance 4 * (w - w^2) with w = 1 / 2.5725
+    share = 1.0 / (1.0 + DECAY + DECAY**2)
+    assert weighted_variance([3.0, 1.0, 1.0]) == pytest.approx(4.0 * (share - share**2))
+    assert weighted_variance([]) == weighted_variance([2.0]) == weighted_variance([2.0, 2.0]) == 0.0
+
+
+def test_equation_4_is_the_variance_of_ten_positions_by_that_of_thirty() -> None:
+    quiet_then_wild = DivergenceHistory()
+    quiet_then_wild.add_round([0.1] * 20, 1)
+    quiet_then_wild.add_round([0.0, 1.0] * 5, 1)
+    assert quiet_then_wild.variance_ratio > 1.0
+    wild_then_quiet = DivergenceHistory()
+    wild_then_quiet.add_round([0.0, 1.0] * 10, 1)
+    wild_then_quiet.add_round([0.1] * 10, 1)
+    assert wild_then_quiet.variance_ratio == 0.0
+    newest_first = [*[0.1] * 10, *[1.0, 0.0] * 10]
+    assert weighted_variance(newest_first) > 0.0
+    forgotten = DivergenceHistory()
+    forgotten.add_round([9.0], 1)
+    forgotten.add_round([0.5] * LONG_WINDOW, 1)
+    assert forgotten.variance_ratio == 1.0  # nothing varies in the long window
+
+
+def test_equations_2_and_8_go_from_the_longest_length_down_to_two() -> None:
+    # SL_max = 6 (1 + 1) = 12; nothing varies, so WVIR = 1 and the penalty is SF
+    assert predicted_length(history(kld=0.0)) == 6.0
+    calm = history(kld=0.05)
+    assert predicted_length(calm) == pytest.approx((1 - (exp(0.1) - 1)) * (12 - 2) + 2, rel=1e-3)
+    assert predicted_length(history(kld=0.5 * log(2.0))) == pytest.approx(MIN_LENGTH)  # SF = 1
+    assert predicted_length(history(kld=3.0)) == MIN_LENGTH
+
+
+def test_equation_11_caps_by_the_mean() -> None:
+    assert length_cap([8.0, 2.0, 2.0]) == 4.0
+    long, short = history(num_accepted=10, kld=0.0), history(num_accepted=2, kld=0.0)
+    assert chosen(long, short, short, is_capped=False) == [10, 2, 2]
+    assert chosen(long, short, short) == [5, 2, 2]  # (10 + 2 + 2) / 3 = 4.67
+    choices = Dsde(FIRST).choose(
+        RoundSnapshot(
+            sequences=[SequenceSnapshot(max_remaining_tokens=99, divergence=each) for each in (long, short)],
+            num_sequences=2,
+        )
+    )
+    assert [each.reason for each in choices] == ["cap", "doubt"]
+    assert chosen(long) == [10]  # a batch of one is its own cap
+
+
+def test_sequences_that_calibrate_ask_for_the_configured_length_and_do_not_move_the_cap() -> None:
+    new = DivergenceHistory()
+    assert chosen(new) == [5]
+    assert chosen(history(num_accepted=10, kld=0.0), new) == [10, 5]
+    for _ in range(CALIBRATION_ROUNDS - 1):
+        new.add_round([0.0], 9)
+        new.add_round([], 9)  # a round without signals is no round of the calibration
+    assert chosen(new) == [5]
+    new.add_round([0.0], 1)
+    assert chosen(new) == [9]
+
+
+def test_a_hub_that_sends_no_signals_leaves_the_configured_length() -> None:
+    silent = DivergenceHistory()
+    for _ in range(50):
+        silent.add_round([], 5)
+    assert chosen(silent) == [5]
+
+
+def test_a_draft_that_excludes_the_targets_token_gives_the_least_length_and_later_recovers() -> None:
+    excluded = history(later=[[inf]])
+    assert excluded.last_mean == MAX_KLD
+    assert chosen(excluded) == [MIN_LENGTH]
+    excluded.add_round([0.0] * 8, 4)
+    assert chosen(excluded)[0] > MIN_LENGTH
+
+
+def test_nothing_accepted_in_calibration_is_the_least_length() -> None:
+    assert chosen(history(num_accepted=0)) == [MIN_LENGTH]
+    assert chosen(history(num_accepted=1)) == [MIN_LENGTH]
+
+
+def test_what_remains_and_what_a_request_asks_for_come_first() -> None:
+    calm = history(num_accepted=10, kld=0.0)
+    assert chosen(calm, max_remaining_tokens=1) == [0]
+    assert chosen(calm, max_remaining_tokens=4) == [3]
+    assert chosen(calm, num_steps_asked=3) == [3]
+    assert chosen(calm, num_steps_asked=0) == [0]
+    assert chosen(calm, max_draft_tokens=2) == [2]

@@ -1,0 +1,130 @@
+"""Goodput's decisions from known costs, at the edges, and what it tries out."""
+
+from __future__ import annotations
+
+import pytest
+
+from starspec.policy.deadline import Round
+from starspec.policy.length.acceptance import Acceptance
+from starspec.policy.length.costs import Costs
+from starspec.policy.length.goodput import FIRST_STEPS, PROBE_STEPS, Goodput
+from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
+from starspec.policy.length.trials import Trials
+from starspec.speculation.budget import DraftBudget
+
+POLICY = Goodput(DraftBudget.chain(8))
+
+
+def known(step_s: float = 0.01, wait_s: float = 0.0, token_s: float = 0.0, most: int = 64) -> Costs:
+    """A target step takes `step_s` for one token and `token_s` for each more; a draft step `wait_s`."""
+    costs = Costs()
+    for size in range(1, most + 1):
+        for _ in range(3):
+            costs.steps.add(size, step_s + token_s * (size - 1))
+    for depth in (1, 2, 4, 8) * 4:
+        costs.rounds.add(Round([depth], wait_s * depth))
+    return costs
+
+
+def accepted(share: float, num_rounds: int = 50, length: int = 4) -> Acceptance:
+    acceptance = Acceptance()
+    for number in range(num_rounds):
+        num_accepted = int((number + 1) * share * length) - int(number * share * length)
+        acceptance.add(length, num_accepted)
+    return acceptance
+
+
+def idle(share: float) -> Acceptance:
+    acceptance = accepted(share)
+    for _ in range(20):
+        acceptance.add(0, 0)
+    return acceptance
+
+
+def chosen(
+    costs: Costs, *acceptances: Acceptance | None, policy: LengthPolicy = POLICY, now_s: float = 0.0, **fields: int
+) -> list[int]:
+    sequences = [
+        SequenceSnapshot(acceptance=each, **{"max_remaining_tokens": 99, **fields})  # type: ignore[arg-type]
+        for each in acceptances
+    ]
+    trials = Trials()
+    trials.spend(1e9)  # nothing is tried
+    snapshot = RoundSnapshot(sequences=sequences, num_sequences=len(sequences), now_s=now_s, costs=costs, trials=trials)
+    return [each.budget.num_steps for each in policy.choose(snapshot)]
+
+
+def test_free_drafts_are_as_long_as_they_may_be_and_dear_ones_are_none() -> None:
+    assert chosen(known(), accepted(1.0)) == [8]
+    assert chosen(known(wait_s=0.1), accepted(1.0)) == [0]
+
+
+def test_a_sequence_whose_drafts_fail_gets_shorter_ones_than_its_neighbour() -> None:
+    costs = known(wait_s=0.0005, token_s=0.001)
+    poor, good = chosen(costs, accepted(0.2), accepted(1.0))
+    assert poor < good
+
+
+def test_a_dear_target_step_shortens_drafts_of_large_batches() -> None:
+    costs = known(wait_s=0.0005, token_s=0.0015, most=160)
+    alone, together = chosen(costs, accepted(0.6)), chosen(costs, *[accepted(0.6)] * 16)
+    assert alone[0] > 0
+    assert max(together) < alone[0]
+
+
+def test_what_remains_the_drafter_and_the_budget_limit_a_draft() -> None:
+    assert chosen(known(), accepted(1.0), max_remaining_tokens=1) == [0]
+    assert chosen(known(), accepted(1.0), max_remaining_tokens=4) == [3]
+    assert chosen(known(), accepted(1.0), max_draft_tokens=2) == [2]
+    assert chosen(known(), accepted(1.0), policy=Goodput(DraftBudget.chain(3))) == [3]
+    assert chosen(known(), accepted(1.0), policy=Goodput(DraftBudget.chain(0))) == [0]
+
+
+def test_before_anything_is_known_a_short_draft_is_tried() -> None:
+    assert chosen(Costs(), None) == [FIRST_STEPS]
+    assert POLICY.choose(RoundSnapshot(sequences=[], num_sequences=0)) == []
+
+
+def test_sequences_without_drafts_are_probed_as_far_as_time_allows() -> None:
+    costs = known(wait_s=0.05)
+    sequences = [SequenceSnapshot(max_remaining_tokens=99, acceptance=idle(0.1)) for _ in range(4)]
+
+    def probed(trials: Trials, now_s: float) -> int:
+        snapshot = RoundSnapshot(sequences=sequences, num_sequences=4, now_s=now_s, costs=costs, trials=trials)
+        lengths = [each.budget.num_steps for each in POLICY.choose(snapshot)]
+        assert set(lengths) <= {0, PROBE_STEPS}
+        return sum(map(bool, lengths))
+
+    trials = Trials()
+    counts = [probed(trials, now_s=0.01 * number) for number in range(20_000)]
+    assert sum(map(bool, counts)) > 0
+    assert sum(map(bool, counts)) * 0.1 <= 0.01 * 200.0 + 0.2  # a probe's wait is 0.1 s, of 200 s in all
+
+
+def test_a_small_gain_goes_on_and_does_not_begin() -> None:
+    costs, rate = known(wait_s=0.0098), accepted(0.98)
+    trials = Trials()
+    trials.spend(1e9)
+    snapshot = RoundSnapshot(
+        sequences=[SequenceSnapshot(max_remaining_tokens=99, acceptance=rate)],
+        num_sequences=1,
+        costs=costs,
+        trials=trials,
+    )
+    begun = POLICY.choose(snapshot)[0].budget.num_steps
+    trials.was_drafting = True
+    assert POLICY.choose(snapshot)[0].budget.num_steps >= begun
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_a_tree_keeps_its_width(top_k: int) -> None:
+    tree = DraftBudget(12, 6, top_k)
+    costs = known()
+    (chosen,) = Goodput(tree).choose(
+        RoundSnapshot(
+            sequences=[SequenceSnapshot(max_remaining_tokens=99, acceptance=accepted(1.0))],
+            num_sequences=1,
+            costs=costs,
+        )
+    )
+    assert (chosen.budget.num_steps, chosen.budget.top_k) == (6, top_k)
