@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from starspec.config import SpeculativeConfig
+from starspec.config import GatewayConfig, SpeculativeConfig
 from starspec.draft_methods import DRAFT_METHODS, DraftMethod
 from starspec.errors import ConfigError
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
@@ -77,3 +77,8 @@ def test_a_requests_own_length_makes_a_tree_less_deep_and_a_chain_shorter() -> N
 
 def test_of_every_method_it_is_said_what_is_true_of_it() -> None:
     assert set(DRAFT_METHODS) == set(get_args(DraftMethod))
+
+
+def test_a_target_of_a_gateway_is_given_once() -> None:
+    with pytest.raises(ConfigError, match="--endpoint tcp://a:1 is given twice"):
+        GatewayConfig(targets=("tcp://a:1", "tcp://b:1", "tcp://a:1"))

@@ -190,6 +190,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     [
         ({"temperature": "x"}, "temperature"),
         ({"top_k": 1.5}, "top_k"),
+        ({"top_k": -5}, "top_k"),
         ({"max_tokens": 2.5}, "max_tokens"),
         ({"seed": "a"}, "seed"),
         ({"n": True}, "n"),

@@ -126,7 +126,7 @@ class SamplingParams:
         try:
             return SamplingSpec(
                 temperature=float(self.temperature),  # NumPy's number types cannot be encoded
-                top_k=max(int(self.top_k), 0),
+                top_k=0 if self.top_k == -1 else int(self.top_k),  # vLLM writes -1 for off
                 top_p=float(self.top_p),
                 min_p=float(self.min_p),
                 repetition_penalty=float(self.repetition_penalty),

@@ -26,22 +26,23 @@ def saving_options(group: TyperGroup, words: tuple[str, ...] = ()) -> Iterator[t
             yield from saving_options(command, (*words, name))
             continue
         options = {option for parameter in command.params for option in parameter.opts}
-        yield from ((*words, name, option) for option in ("--json", "--png", "--trace") if option in options)
+        yield from ((*words, name, option) for option in SAVING_OPTIONS if option in options)
 
 
+SAVING_OPTIONS = ("--json", "--png", "--trace", "--audit-log")
 ROOT = get_command(app)
 assert isinstance(ROOT, TyperGroup)
 SAVING = list(saving_options(ROOT))
 
 
 TARGET = ("--target", "synthetic:")
-NEEDED = {"up": TARGET, "serve": TARGET, "target": TARGET, "draft": ("--spec-method", "ngram")}
+NEEDED = {"up": TARGET, "serve": TARGET, "target": TARGET, "draft": ("--spec-method", "ngram"), "gateway": TARGET}
 
 
 def line_with(words: tuple[str, ...], path: Path) -> tuple[str, ...]:
     """A command line that is complete but for the file; typer would complain of missing options first."""
     *command, option = words
-    if option != "--trace":  # checked while typer reads the options
+    if option not in ("--trace", "--audit-log"):  # checked while typer reads the options
         return (*words, str(path))
     return (*command, *NEEDED[command[0]], option, str(path))
 

@@ -12,7 +12,7 @@ from synthetic_star import SyntheticStar
 from starspec.config import HubConfig
 from starspec.ids import Epoch, LinkId, Tag, TargetId
 from starspec.models.synthetic.spec import SyntheticSpec
-from starspec.policy.peer_limits import DRAFT_WORK, WORK_BURST, Allowance, share_of_work
+from starspec.policy.peer_limits import DRAFT_WORK, WORK_BURST, Allowance, backlog_of, share_of_work
 from starspec.sampling.spec import SamplingSpec
 from starspec.wire.messages import (
     Close,
@@ -122,6 +122,43 @@ def test_a_newcomer_gets_tags_from_the_target_that_holds_all() -> None:
     assert sum(isinstance(each, Reopen) for name, each in replies if name == "greedy") == 4
     targets = star.hub.status(star.clock()).targets
     assert (targets[TargetId("greedy")].num_tags, targets[TargetId("late")].num_tags) == (4, 4)
+
+
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starspec.hub.targets.MAX_HELD_TOKENS", 2000)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_a_hub_holds_no_more_tokens_than_it_has_memory_for() -> None:
+    star = ToyStar("greedy", "honest", max_tags=64, num_rows=4)
+    for number in range(8):
+        star.send("greedy", ToyTag(number, [*LONG, number]).open(0))
+    star.drain()
+    assert star.hub.status(star.clock()).targets[TargetId("greedy")].num_tags == 3
+    honest = [ToyTag(number, [5, 6, 7 + number] * 60) for number in range(4)]
+    for each in honest:
+        star.send("honest", each.open(2))
+    star.drain()
+    targets = star.hub.status(star.clock()).targets
+    assert (targets[TargetId("greedy")].num_tags, targets[TargetId("honest")].num_tags) == (2, 4)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_a_verdict_that_is_too_long_to_be_held_is_declined() -> None:
+    star, tag = ToyStar("greedy", num_rows=4), ToyTag(1, [1, 2, 3])
+    star.send("greedy", tag.open(2))
+    star.drain()
+    star.send("greedy", Verdict(Tag(1), Epoch(2), 3, [4] * 2000, 2))
+    (declined,) = [each for _, each in star.drain() if isinstance(each, Proposal)]
+    assert declined.retry_after_s > 0.0
+    assert star.hub.status(star.clock()).targets[TargetId("greedy")].num_tags == 0
+
+
+def test_a_message_counts_by_its_tokens_while_it_waits_for_the_hub() -> None:
+    opened = Open(Tag(1), Epoch(1), LONG, len(LONG), SamplingSpec(), 2)
+    assert Arrival(HOSTILE, TargetId("h"), opened, 0.0).backlog == backlog_of(len(LONG)) > 9
+    assert Arrival(HOSTILE, TargetId("h"), Ping(1), 0.0).backlog == 1
 
 
 def test_who_holds_the_most_tags_gets_no_more_of_them() -> None:

@@ -313,6 +313,7 @@ def test_a_hub_id_is_found_in_the_local_hub_cache(llama, tmp_path, monkeypatch):
     [
         ("gpu", "device 'gpu' is unknown"),
         ("cuda:x", "device 'cuda:x' is unknown"),
+        ("cpu:3", "device 'cpu:3' is unknown"),
         ("cuda:99", "device 'cuda:99' is not there"),
     ],
 )

@@ -9,9 +9,11 @@ from starspec.policy.peer_limits import (
     FEATURES_SHARE,
     MAX_BACKLOG,
     MAX_OWED,
+    TOKENS_PER_MESSAGE,
     UNIT_BYTES,
     WORK_PER_S,
     Allowance,
+    backlog_of,
     has_caught_up,
     share_of_work,
     should_pause,
@@ -66,6 +68,11 @@ def test_features_are_less_work_than_other_frames() -> None:
 
 def test_targets_share_the_work_that_all_may_cause() -> None:
     assert 5 * share_of_work(5) == WORK_PER_S
+
+
+def test_long_messages_count_for_more_while_they_wait() -> None:
+    assert (backlog_of(0), backlog_of(1), backlog_of(TOKENS_PER_MESSAGE)) == (1, 1, 2)
+    assert 3 * backlog_of(100_000) > MAX_BACKLOG, "a few long prompts are as much as the hub keeps of one target"
 
 
 def test_who_is_ahead_of_the_hub_or_of_its_allowance_is_not_read_until_it_is_well_behind() -> None:

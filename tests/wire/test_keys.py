@@ -25,7 +25,7 @@ from starspec.log_limit import INTERVAL_S
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats
 from starspec.wire.callers import RELOAD_S, Caller, Callers, CurveAuthenticator
-from starspec.wire.keys import Keys, generate_keys, is_loopback, load_keys
+from starspec.wire.keys import Keys, generate_keys, is_loopback, load_keys, read_key
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, Hello, HubStatus, Open, Ping, Pong, Rejected
 from starspec.wire.transports.base import Left
 from starspec.wire.transports.serving_client import ServingClient
@@ -106,6 +106,12 @@ def test_a_bad_key_file_is_a_sentence_that_names_it(folder: Path, spoil, sentenc
     spoil(folder / "hub.secret")
     with pytest.raises(ConfigError, match=sentence):
         load_keys(folder, "hub")
+
+
+def test_a_pipe_in_the_place_of_a_key_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "alice.public")  # reading it would wait for a writer
+    with pytest.raises(ConfigError, match="it is not a file"):
+        read_key(tmp_path / "alice.public")
 
 
 def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:

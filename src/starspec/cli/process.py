@@ -120,9 +120,9 @@ class _Reports:
             self._line.send(Loading(text))
 
 
-def check_file(file: Path | None, option: str) -> None:
+def check_file(file: Path | str | None, option: str) -> None:
     """Check early that a file can be written later. Raises: ConfigError that names the option."""
-    if file is not None and (why := why_no_file(file)):
+    if file is not None and (why := why_no_file(Path(file))):
         raise ConfigError(f"{option}: {why}")
 
 

@@ -16,7 +16,7 @@ from starspec.cli import given
 from starspec.cli.binder import REQUIRED, bound, take
 from starspec.cli.files import check_folder
 from starspec.cli.options import BatchingOptions
-from starspec.cli.process import Server, ServerProcess
+from starspec.cli.process import Server, ServerProcess, check_file
 from starspec.cli.speculation import DraftOptions
 from starspec.config import (
     SERVERS,
@@ -133,6 +133,7 @@ def serve(config: ServerConfig) -> None:
 
     Raises: StarspecError if it cannot start.
     """
+    check_file(config.audit_log, "--audit-log")
     process = ServerProcess(config.name, config.process)
     with process.reporting_failure():
         with process.loading(config.load):

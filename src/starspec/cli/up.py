@@ -125,6 +125,7 @@ def up(
     serve` is another name of this command.
     """
     read_thresholds(limits.relaxed_thresholds)  # before processes start that would all fail
+    check_file(hub.audit_log, "--audit-log")
     model = _of_model(model, target)
     speculative = drafting.to_config()
     given.check_key_variable(api.api_key)

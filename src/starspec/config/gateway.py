@@ -90,3 +90,6 @@ class GatewayConfig:
         check_words(self)
         if self.api_key == "":
             raise ConfigError("the API key is empty: give one, or leave it out to ask for none")
+        twice = [each for number, each in enumerate(self.targets) if each in self.targets[:number]]
+        if twice:
+            raise ConfigError(f"--endpoint {twice[0]} is given twice: give each target once")

@@ -47,6 +47,10 @@ class HubProcess:
         return "hub"
 
     @property
+    def audit_log(self) -> str | None:
+        return self.hub.audit_log
+
+    @property
     def load(self) -> str:
         """What the process does before it can serve, as text for people."""
         return f"loading draft {self.speculative.model or self.speculative.method}"
@@ -69,6 +73,10 @@ class TargetProcess:
         return self.target.name
 
     @property
+    def audit_log(self) -> str | None:
+        return self.target.audit_log
+
+    @property
     def load(self) -> str:
         """As HubProcess.load."""
         return f"loading target {self.model.model}"
@@ -84,6 +92,10 @@ class GatewayProcess:
     @property
     def name(self) -> str:
         return "gateway"
+
+    @property
+    def audit_log(self) -> str | None:
+        return self.gateway.audit_log
 
     @property
     def load(self) -> str:

@@ -31,7 +31,7 @@ from starspec.hub.targets import ConnectedTargets
 from starspec.ids import LinkId, Tag, TargetId
 from starspec.policy.backoff import DraftPause
 from starspec.policy.draft_batch import TagKey
-from starspec.speculation.budget import DraftBudget
+from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 from starspec.stats import HubStats
 from starspec.tracing import Tracer
 from starspec.wire.messages import (
@@ -161,7 +161,9 @@ class DraftHub:
         if sequence is None:
             return
         budget = sequence.session.wanted  # that of the verdict
-        if not self._is_admitted(sequence, budget, now):
+        num_new = len(verdict.token_ids)
+        has_place = num_new <= MAX_FORWARDED or self._make_place(key.link_id, 0, num_new, now)
+        if not has_place or not self._is_admitted(sequence, budget, now):
             self._decline(key, now)
             return
         self._proposals.judge(sequence, verdict.token_ids, now)
@@ -178,7 +180,8 @@ class DraftHub:
             self._reply_if_ready(sequence, self._proposals.go_on(sequence, added, opened.budget, now))
             return
         self._drop(key)
-        if not is_admitted or self._pause.is_pausing(now) or not self._make_place(key.link_id, now):
+        num_new = len(opened.token_ids)
+        if not is_admitted or self._pause.is_pausing(now) or not self._make_place(key.link_id, 1, num_new, now):
             self._decline(key, now)
             return
         link = self._links[key.link_id]
@@ -186,14 +189,16 @@ class DraftHub:
         self._sequences[key] = sequence
         self._reply_if_ready(sequence, self._proposals.answer(sequence, opened.budget, now))
 
-    def _make_place(self, link_id: LinkId, now: float) -> bool:
-        """Whether the target gets a place for one more tag. Effects: another target may lose one for it."""
-        if len(self._sequences) < self._config.max_tags:
-            return True
-        victim = self._links.tag_to_drop(link_id)
-        if victim is not None:
+    def _make_place(self, link_id: LinkId, num_tags: int, num_tokens: int, now: float) -> bool:
+        """Whether the target gets a place for so much more. Effects: others may lose tags for it."""
+        while (is_full := len(self._sequences) + num_tags > self._config.max_tags) or self._links.holds_too_much(
+            num_tokens
+        ):
+            victim = self._links.tag_to_drop(link_id, None if is_full else num_tokens)
+            if victim is None:
+                return False
             self.fail_tag(victim.link_id, victim.tag, now)
-        return victim is not None
+        return True
 
     def _handle_features(self, key: TagKey, message: Features) -> None:
         """Features of a tag that is not held are dropped: the answer to its next message tells its target."""

@@ -18,7 +18,7 @@ from starspec.policy.admission import PAUSE_S, REVIEW_S, AdmissionControl, Load,
 from starspec.policy.capacity import Demand, demand_of, num_full, typical
 from starspec.policy.draft_batch import TagKey
 from starspec.policy.fairness import HeldTag, tag_to_drop, target_to_take_from
-from starspec.policy.peer_limits import Allowance, rate_limit
+from starspec.policy.peer_limits import MAX_HELD_TOKENS, Allowance, rate_limit
 from starspec.policy.run_ahead import AheadChoice
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import HubStats, HubTargetStats, Mean
@@ -238,16 +238,31 @@ class ConnectedTargets:
             return True
         return bool(budget.num_draft_tokens) and self._admission.ask(link_id, self._load(now), now)
 
-    def tag_to_drop(self, link_id: LinkId) -> TagKey | None:
+    def tag_to_drop(self, link_id: LinkId, num_tokens: int | None = None) -> TagKey | None:
         """Whose place a target gets for another tag if all places are taken, as `policy/fairness.py` says.
 
+        Args:
+            num_tokens: of that tag, if it is memory for tokens that is taken.
         Returns: None if it gets none.
         """
-        largest = target_to_take_from({each: link.num_tags for each, link in self._links.items()}, link_id)
+        if num_tokens is None:
+            largest = target_to_take_from({each: link.num_tags for each, link in self._links.items()}, link_id)
+        else:
+            largest = target_to_take_from(self._num_held_tokens(), link_id, num_tokens)
         if largest is None:
             return None
         theirs = [(key, each) for key, each in self._sequences.items() if key.link_id == largest]
         return tag_to_drop(HeldTag(key, each.round.request is not None, each.last_used_s) for key, each in theirs)
+
+    def holds_too_much(self, num_tokens: int) -> bool:
+        """Whether the hub would hold too many tokens with so many more."""
+        return sum(self._num_held_tokens().values()) + num_tokens > MAX_HELD_TOKENS
+
+    def _num_held_tokens(self) -> dict[LinkId, int]:
+        held = dict.fromkeys(self._links, 0)
+        for key, each in self._sequences.items():
+            held[key.link_id] += len(each.token_ids)
+        return held
 
     def is_served_freely(self, link_id: LinkId) -> bool:
         """Whether the target gets every proposal that it asks for: it is admitted and has no rate limit."""

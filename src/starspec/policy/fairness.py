@@ -91,17 +91,18 @@ class HeldTag(NamedTuple):
     last_used_s: float  # when it last sent a request or got a proposal
 
 
-def target_to_take_from(num_tags: Mapping[LinkId, int], taker: LinkId) -> LinkId | None:
-    """Which target loses a tag to another if the hub has no place for one more; None = the other gets none.
+def target_to_take_from(held: Mapping[LinkId, int], taker: LinkId, num_more: int = 1) -> LinkId | None:
+    """Which target loses a tag to another if the hub has no place for more; None = the other gets none.
 
-    The target that holds the most tags loses one, unless it would then hold fewer than the other. So targets that want
-    more places than there are end with equal numbers.
+    The target that holds the most loses one, unless it would then hold less than the other. So targets that want more
+    than there is end with equal shares.
 
     Args:
-        num_tags: that each target has; not empty.
+        held: what each target has, tags or tokens; not empty.
+        num_more: of the same, for the other target.
     """
-    largest = max(num_tags, key=lambda each: num_tags[each])
-    return largest if num_tags[largest] > num_tags[taker] + 1 else None
+    largest = max(held, key=lambda each: held[each])
+    return largest if held[largest] > held[taker] + num_more else None
 
 
 def tag_to_drop(tags: Iterable[HeldTag]) -> TagKey:

@@ -28,6 +28,8 @@ NONSENSE_BURST: Final = 32.0
 PUBLIC_PER_S: Final = 20.0  # unasked answers on the hub's public port; beyond them the hub breaks the rules
 PUBLIC_BURST: Final = 40.0
 MAX_BACKLOG: Final = 4096  # messages of one target that wait for the hub; beyond it the target's socket is not read
+TOKENS_PER_MESSAGE: Final = 64  # of a backlog: a message counts as one more for each so many tokens that it has
+MAX_HELD_TOKENS: Final = 8 * 2**20  # of all sequences that a hub holds: a token is some 36 bytes of its memory
 RATE_BURST_S: Final = 1.0  # a target with a rate limit may save up the draft tokens of so many seconds
 
 
@@ -95,11 +97,16 @@ def share_of_work(num_targets: int) -> float:
     return WORK_PER_S / num_targets
 
 
+def backlog_of(num_tokens: int) -> int:
+    """What a message with so many tokens counts for while it waits for the hub."""
+    return 1 + num_tokens // TOKENS_PER_MESSAGE
+
+
 def should_pause(backlog: int, *, has_sent_too_much: bool) -> bool:
     """Whether to stop reading a target.
 
     Args:
-        backlog: its messages that wait for the hub.
+        backlog: `backlog_of` its messages that wait for the hub, added up.
         has_sent_too_much: more than its allowance.
     """
     return has_sent_too_much or backlog >= MAX_BACKLOG

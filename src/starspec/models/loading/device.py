@@ -22,7 +22,8 @@ def take_device(name: str) -> torch.device:
     Raises: ConfigError if the name is unknown or the device does not exist.
     """
     kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+    is_known = name == "cpu" or (kind == "cuda" and (not index or index.isdecimal()))
+    if not is_known:
         raise ConfigError(f"device '{name}' is unknown{nearest(name, ['cpu', 'cuda', 'cuda:0'])}")
     if kind == "cpu":
         return torch.device("cpu")

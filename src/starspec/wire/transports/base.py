@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from starspec.ids import LinkId, TargetId
-from starspec.wire.messages import Hello, HubStatus, HubToTarget, Refused, TargetToHub, Welcome
+from starspec.policy.peer_limits import backlog_of
+from starspec.wire.messages import Hello, HubStatus, HubToTarget, Open, Refused, TargetToHub, Verdict, Welcome
 
 Admit = Callable[[Hello, int], Welcome | Refused]
 """(hello, number of links now) -> the answer to the hello. The transport fills in `link_id` and `port` of a Welcome.
@@ -44,6 +45,12 @@ class Arrival:
     target_id: TargetId
     message: TargetToHub | Joined | Left
     arrived_at: float  # seconds on the transport's clock
+
+    @property
+    def backlog(self) -> int:
+        """What it counts for while it waits for the hub, as `policy/peer_limits.py` says."""
+        message = self.message
+        return backlog_of(len(message.token_ids) if isinstance(message, Open | Verdict) else 0)
 
 
 @dataclass(slots=True)

@@ -66,7 +66,7 @@ class HubQueues:
             if isinstance(arrival.message, Left):
                 self.num_taken.pop(arrival.link_id, None)
             else:
-                self.num_taken[arrival.link_id] = self.num_taken.get(arrival.link_id, 0) + 1
+                self.num_taken[arrival.link_id] = self.num_taken.get(arrival.link_id, 0) + arrival.backlog
 
     def stop(self) -> None:
         """Hub's side: tell the I/O thread to end."""

@@ -63,7 +63,7 @@ class HubLink:
         self.key_name = key_name
         self._audit = audit
         self._log_limit = log_limit
-        self.num_queued = 0  # arrivals handed to the hub so far
+        self.num_queued = 0  # backlog of the arrivals handed to the hub so far
         self.has_joined = False  # whether the hub knows of this link
         self.left: str | None = None  # why the link is over
         self.used_at = now  # when the target asked for something last
@@ -102,7 +102,7 @@ class HubLink:
                 self.has_sent_too_much = not self._allowance.take(work, now)
             if self.left is not None or self.has_sent_too_much:
                 break
-        self.num_queued += len(arrivals)
+        self.num_queued += sum(each.backlog for each in arrivals)
         return arrivals
 
     def write(self, frames: Sequence[bytes], num_drafts: int = 0) -> bool:
