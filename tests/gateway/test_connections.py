@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import resource
 import socket
+import struct
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -221,6 +223,58 @@ async def test_a_newcomer_among_working_connections_is_a_503_and_they_go_on(star
     for client in working:
         assert b'"text":"done"' in await client.reader.readuntil(b'"done"')
         client.writer.close()
+
+
+@pytest.fixture
+async def faults() -> list[dict[str, Any]]:
+    """What callbacks of this event loop did not catch."""
+    uncaught: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: uncaught.append(context))
+    return uncaught
+
+
+async def test_a_client_that_has_left_when_it_is_refused_leaves_no_trace(
+    start_gateway: Any, faults: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As between its last byte and our error: the system then knows no other end of the connection."""
+
+    def not_connected(_: Any) -> None:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    gateway = await start_gateway(max_connections=1)
+    await gateway.http.aclose()
+    gateway.target.script = None
+    working = await Client.connect(gateway.url)
+    await working.send(post("/v1/completions", {"prompt": "a"}))
+    await gateway.target.until(lambda: gateway.target.open)
+    with monkeypatch.context() as patch:
+        patch.setattr("asyncio.selector_events._SelectorSocketTransport.write_eof", not_connected)
+        for _ in range(3):
+            await (await Client.connect(gateway.url)).rest()
+    assert not faults
+    working.writer.close()
+    await gateway.target.until(lambda: not gateway.target.open)
+    client = await Client.connect(gateway.url)
+    await client.send(GET)
+    assert await client.reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    client.writer.close()
+
+
+async def test_nobody_gives_way_to_a_client_that_left_before_it_was_accepted(start_gateway: Any, faults: Any) -> None:
+    gateway = await start_gateway(max_connections=1)
+    await gateway.http.aclose()
+    idle = await Client.connect(gateway.url)
+    await idle.send(GET)
+    await idle.reader.readuntil(b"version")
+    address = urlsplit(gateway.url)
+    for _ in range(3):
+        with socket.create_connection((address.hostname, address.port)) as left:  # no turn of the loop until it left
+            left.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # with a reset
+    await asyncio.sleep(0.1)
+    await idle.send(GET)
+    assert b"version" in await asyncio.wait_for(idle.reader.readuntil(b'"version":'), PATIENCE_S)
+    assert not faults
+    idle.writer.close()
 
 
 def test_of_idle_connections_the_one_idle_for_longest_ends_first_and_working_ones_never() -> None:

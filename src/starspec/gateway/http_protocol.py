@@ -151,7 +151,9 @@ class GatewayProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.max_size = PIECE_BYTES  # type: ignore[attr-defined]  # bytes that asyncio reads at once
-        if self._table.admit(self, self.client[0] if self.client else ""):
+        if self.client is None:
+            self.abort()  # it has left already: nobody gives way to it
+        elif self._table.admit(self, self.client[0]):
             self._follow()
         else:
             self.refuse(HttpError(503, "the gateway has no connection left: try again", retry_after_s=NO_CONNECTION_S))
@@ -225,7 +227,10 @@ class GatewayProtocol(H11Protocol):
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
-            self.transport.write_eof()
+            try:
+                self.transport.write_eof()
+            except OSError:  # the client has left meanwhile
+                self.abort()
         self._follow()
 
     def abort(self) -> None:
