@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -20,6 +21,29 @@ class Connection(Protocol):
 
     def give_way(self) -> None:
         """End, and hold nothing for longer than a refused newcomer does."""
+
+
+class Turns:
+    """The turns of connections whose next request came before its time: one in a turn of the event loop.
+
+    The one that waits for longest is next. Whoever sends many requests at once so waits for all others after each of
+    them, and everything else on the loop has its turn in between.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def wait(self, begin: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+        """Effects: calls `begin` in a later turn of the loop."""
+        self._waiting.append(begin)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._next, loop)
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        begin = self._waiting.popleft()
+        if self._waiting:
+            loop.call_soon(self._next, loop)
+        begin()
 
 
 class ConnectionTable:
@@ -48,6 +72,7 @@ class ConnectionTable:
         self._address_of: dict[Connection, str] = {}
         self._num_at: Counter[str] = Counter()
         self._waits: dict[Connection, Wait] = {}
+        self.turns = Turns()
 
     def __len__(self) -> int:
         return len(self._address_of)

@@ -75,6 +75,9 @@ class GatewayProtocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._unread_deadline: asyncio.TimerHandle | None = None
         self._early = b""
+        self._has_answered_now = False
+        self._awaits_turn = False
+        self._feeds_soon = False
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -99,25 +102,54 @@ class GatewayProtocol(H11Protocol):
         if self._phase is Phase.BODY:
             self._table.hear(self, len(data))
         self._early += data
-        if self._phase is not Phase.ANSWER:
+        if self._phase is not Phase.ANSWER and not self._awaits_turn:
             self._feed()
         elif len(self._early) > MAX_EARLY_BYTES:
             self.abort()
 
     def _feed(self) -> None:
         """Parse a piece of what has arrived, and the rest in later turns of the event loop."""
-        if self._phase in (Phase.ANSWER, Phase.CLOSING, Phase.CLOSED) or not self._early:
+        if self._phase in (Phase.ANSWER, Phase.CLOSING, Phase.CLOSED):
+            return
+        if self._awaits_turn or self._feeds_soon or not self._early:
             return
         piece, self._early = self._early[:PIECE_BYTES], self._early[PIECE_BYTES:]
         super().data_received(piece)
         self._follow()
-        if self._early:
-            self.loop.call_soon(self._feed)
+        self._feed_soon()
+
+    def _feed_soon(self) -> None:
+        if self._early and not self._feeds_soon:
+            self._feeds_soon = True
+            self.loop.call_soon(self._feed_now)
+
+    def _feed_now(self) -> None:
+        self._feeds_soon = False
+        self._feed()
 
     def on_response_complete(self) -> None:
+        self._has_answered_now = True
         super().on_response_complete()
+        self._has_answered_now = False
         self._follow()
-        self._feed()
+        if self._phase is Phase.REST:
+            self._feed()
+        elif self.conn.trailing_data[0] or self._early:
+            self._awaits_turn = True
+            self._table.turns.wait(self._take_turn, self.loop)
+
+    def handle_events(self) -> None:
+        if not self._has_answered_now:  # uvicorn would begin the next request at once
+            super().handle_events()
+
+    def _take_turn(self) -> None:
+        """Begin the request that came early."""
+        self._awaits_turn = False
+        if self._phase in (Phase.CLOSING, Phase.CLOSED) or self.transport.is_closing():
+            return
+        self.handle_events()
+        self._follow()
+        self._feed_soon()
 
     def pause_writing(self) -> None:
         super().pause_writing()
