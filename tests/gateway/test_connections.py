@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import itertools
 import json
 import os
 import resource
 import socket
+import struct
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,9 +18,11 @@ from urllib.parse import urlsplit
 import pytest
 from structlog.testing import capture_logs
 
-from starspec.gateway.http_protocol import ConnectionTable
+from starspec.gateway import http_protocol
+from starspec.gateway.connections import ConnectionTable
 from starspec.gateway.http_server import affordable_connections
 from starspec.log_limit import LINES, LogLimit
+from starspec.policy.newcomers import PROGRESS_BYTES
 
 PATIENCE_S = 20.0
 GET = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -223,34 +228,144 @@ async def test_a_newcomer_among_working_connections_is_a_503_and_they_go_on(star
         client.writer.close()
 
 
-def test_of_idle_connections_the_one_idle_for_longest_ends_first_and_working_ones_never() -> None:
+@pytest.fixture
+async def faults() -> list[dict[str, Any]]:
+    """What callbacks of this event loop did not catch."""
+    uncaught: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: uncaught.append(context))
+    return uncaught
+
+
+async def test_a_client_that_has_left_when_it_is_refused_leaves_no_trace(
+    start_gateway: Any, faults: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As between its last byte and our error: the system then knows no other end of the connection."""
+
+    def not_connected(_: Any) -> None:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    gateway = await start_gateway(max_connections=1)
+    await gateway.http.aclose()
+    gateway.target.script = None
+    working = await Client.connect(gateway.url)
+    await working.send(post("/v1/completions", {"prompt": "a"}))
+    await gateway.target.until(lambda: gateway.target.open)
+    with monkeypatch.context() as patch:
+        patch.setattr("asyncio.selector_events._SelectorSocketTransport.write_eof", not_connected)
+        for _ in range(3):
+            await (await Client.connect(gateway.url)).rest()
+    assert not faults
+    working.writer.close()
+    await gateway.target.until(lambda: not gateway.target.open)
+    client = await Client.connect(gateway.url)
+    await client.send(GET)
+    assert await client.reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    client.writer.close()
+
+
+async def test_nobody_gives_way_to_a_client_that_left_before_it_was_accepted(start_gateway: Any, faults: Any) -> None:
+    gateway = await start_gateway(max_connections=1)
+    await gateway.http.aclose()
+    idle = await Client.connect(gateway.url)
+    await idle.send(GET)
+    await idle.reader.readuntil(b"version")
+    address = urlsplit(gateway.url)
+    for _ in range(3):
+        with socket.create_connection((address.hostname, address.port)) as left:  # no turn of the loop until it left
+            left.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # with a reset
+    await asyncio.sleep(0.1)
+    await idle.send(GET)
+    assert b"version" in await asyncio.wait_for(idle.reader.readuntil(b'"version":'), PATIENCE_S)
+    assert not faults
+    idle.writer.close()
+
+
+class Place:
+    """A connection without a network."""
+
+    def __init__(self, name: str, ended: list[str]) -> None:
+        self._name = name
+        self._ended = ended
+
+    def give_way(self) -> None:
+        self._ended.append(self._name)
+
+
+def test_of_waiting_connections_the_one_that_waits_for_longest_ends_first_and_working_ones_never() -> None:
     ended: list[str] = []
-
-    class Connection:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def abort(self) -> None:
-            ended.append(self.name)
-
-    table = ConnectionTable(3, 2, NO_LIMIT)
-    a, b, c, d, e, f = (Connection(name) for name in "abcdef")
-    assert table.admit(a, "here")  # type: ignore[arg-type]
-    assert table.admit(b, "here")  # type: ignore[arg-type]
-    table.set_idle(a, False)  # type: ignore[arg-type]
-    table.set_idle(a, True)  # type: ignore[arg-type]
-    assert table.admit(c, "here")  # type: ignore[arg-type]
+    table = ConnectionTable(3, 2, NO_LIMIT, itertools.count().__next__)
+    a, b, c, d, e, f = (Place(name, ended) for name in "abcdef")
+    assert table.admit(a, "here")
+    assert table.admit(b, "here")
+    table.end_wait(a)
+    table.begin_wait(a)
+    assert table.admit(c, "here")
     assert ended == ["b"]
     for each in (a, c):
-        table.set_idle(each, False)  # type: ignore[arg-type]
-    assert not table.admit(d, "here")  # type: ignore[arg-type]
-    assert table.admit(d, "there")  # type: ignore[arg-type]
-    assert table.admit(e, "elsewhere")  # type: ignore[arg-type]
+        table.end_wait(each)
+    assert not table.admit(d, "here")
+    assert table.admit(d, "there")
+    assert table.admit(e, "elsewhere")
     assert ended == ["b", "d"]
-    table.release(a)  # type: ignore[arg-type]
-    table.release(a)  # type: ignore[arg-type]
-    assert table.admit(f, "here")  # type: ignore[arg-type]
+    table.release(a)
+    table.release(a)
+    assert table.admit(f, "here")
     assert (ended, len(table)) == (["b", "d"], 3)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, PROGRESS_BYTES])
+def test_two_addresses_with_slow_bodies_do_not_close_the_gateway_to_a_third(num_bytes: int) -> None:
+    now, ended = [0.0], []
+    table = ConnectionTable(16, 8, NO_LIMIT, lambda: now[0])
+    slow = [Place("slow", ended) for _ in range(16)]
+    for index, each in enumerate(slow):
+        assert table.admit(each, f"hostile {index % 2}")
+        table.end_wait(each)
+        table.begin_wait(each)  # for a body that does not come to its end
+    now[0] = 10.0
+    for each in slow:
+        table.hear(each, num_bytes)
+    assert table.admit(Place("honest", ended), "here")
+    for index in range(100):
+        now[0] += 0.01
+        assert table.admit(Place("slow", ended), f"hostile {index % 2}")
+    assert set(ended) == {"slow"}
+
+
+@pytest.mark.parametrize("limit", ["max_connections", "max_connections_per_address"])
+async def test_a_newcomer_gets_the_place_of_a_body_that_does_not_come(start_gateway: Any, limit: str) -> None:
+    gateway = await start_gateway(**{limit: 3})
+    await gateway.http.aclose()
+    slow = []
+    for _ in range(3):
+        slow.append(await Client.connect(gateway.url))
+        await slow[-1].send(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\nExpect: 100-continue\r\n\r\n"
+        )
+        assert b" 100 " in await slow[-1].reader.readline()  # its head has arrived
+    client = await Client.connect(gateway.url)
+    await client.send(GET)
+    assert await client.reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    told = await slow[0].rest()
+    assert b"HTTP/1.1 503 " in told
+    assert b"retry-after: 1" in told.lower()
+    for each in (client, *slow):
+        each.writer.close()
+
+
+@pytest.mark.parametrize(("status", "key"), [(401, b"wrong"), (413, b"k"), (404, b"k")])
+async def test_a_body_that_nobody_wants_keeps_no_place_for_long(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch, status: int, key: bytes
+) -> None:
+    monkeypatch.setattr(http_protocol, "REST_S", 0.1)
+    gateway = await start_gateway(api_key="k", max_body_bytes=1000)
+    client = await Client.connect(gateway.url)
+    path = b"/nowhere" if status == 404 else b"/v1/completions"
+    length = b"9999" if status == 413 else b"999"
+    head = b"POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %s\r\n\r\n"
+    await client.send(head % (path, key, length))
+    async with asyncio.timeout(5):  # the gateway would wait for 30 s for a body that it wants
+        assert (await client.rest_while_dribbling()).startswith(b"HTTP/1.1 %d " % status)
 
 
 async def test_without_descriptors_the_gateway_says_so_rarely_and_serves_again_when_there_are_some(

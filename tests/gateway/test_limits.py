@@ -220,6 +220,27 @@ def test_a_body_of_many_values_is_parsed_like_any_other(text: str, monkeypatch: 
     assert outcome() == patient
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+def test_a_body_that_is_not_utf_8_is_refused_before_anything_of_it_is_counted(encoding: str) -> None:
+    """In UTF-16, `\\"` is no escaped quote to who counts bytes, so what follows would seem to be inside a string."""
+    for text in ('{"a\\"": 1}', '{"a\\"": 1, "prompt": [' + "1, " * MAX_VALUES + "1]}", "1"):
+        with pytest.raises(RequestError, match="the body is not valid JSON: it must be UTF-8") as refused:
+            parse_body(text.encode(encoding))
+        assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("bytes_", [b'{"a": "\xff"}', b'{"a": "\xed\xa0\x80"}', b'{"a": "\xc3'])
+def test_bytes_that_are_no_text_are_refused(bytes_: bytes) -> None:
+    with pytest.raises(RequestError, match="it must be UTF-8"):
+        parse_body(bytes_)
+
+
+def test_a_byte_order_mark_of_utf_8_is_ignored() -> None:
+    assert parse_body('{"prompt": "w\u00f6rld"}'.encode("utf-8-sig")) == {"prompt": "w\u00f6rld"}
+    with pytest.raises(RequestError, match="is not valid JSON"):
+        parse_body(b"\xef\xbb\xbf" * 2 + b"{}")
+
+
 @pytest.mark.parametrize("char", [",", "[", '"', "\\", '\\"', "{:"])
 def test_what_a_text_contains_is_no_value(char: str) -> None:
     text = char * 300_000

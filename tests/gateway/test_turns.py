@@ -10,19 +10,24 @@ import gc
 import threading
 from collections.abc import Callable, Coroutine
 from copy import copy
+from itertools import count
 from typing import Any
 
 import h11
 import pytest
+from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from starspec.config import GatewayConfig
 from starspec.errors import ContextTooLong, RequestError
-from starspec.gateway import prompts, stream, token_text
+from starspec.gateway import app as gateway_app
+from starspec.gateway import prompts, recent, stream, token_text
 from starspec.gateway.background import STEPS
 from starspec.gateway.generation import Generation
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
+from starspec.gateway.health import HealthRoutes
 from starspec.gateway.http_protocol import MAX_HEAD_BYTES, PIECE_BYTES
 from starspec.gateway.prompts import PromptCodec
+from starspec.gateway.recent import RECENT_S, Recent
 from starspec.gateway.request_body import MAX_BACKSLASHES, parse_body
 from starspec.gateway.router import Router
 from starspec.gateway.server import Connections, GatewayServer
@@ -154,6 +159,79 @@ async def test_a_body_in_chunks_of_one_byte_is_parsed_a_piece_at_a_time(
     writer.close()
     assert events[0] > num_chunks
     assert most <= 2 * (PIECE_BYTES // len(CHUNK) + 3)  # a turn may have a piece that was read and one that was kept
+
+
+async def test_requests_sent_at_once_on_one_connection_wait_for_those_of_others(
+    gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[tuple[str, Any]] = []
+    run_asgi = RequestResponseCycle.run_asgi
+
+    async def noted(cycle: Any, app: Any) -> None:
+        served.append((cycle.scope["path"], cycle.scope["client"]))
+        await run_asgi(cycle, app)
+
+    monkeypatch.setattr(RequestResponseCycle, "run_asgi", noted)
+    _, _, port = gateway.url.rpartition(":")
+    get, num_clients, num_each = b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n", 20, 10
+    writers = [(await asyncio.open_connection("127.0.0.1", int(port)))[1] for _ in range(num_clients + 1)]
+    honest = writers.pop()
+    for writer in writers:
+        writer.write(get * num_each)
+    await until(lambda: len(served) > 2 * num_clients)
+    before = len(served)
+    honest.write(get.replace(b"version", b"ping"))
+    await until(lambda: any(path == "/ping" for path, _ in served))
+    num_before_it = [path for path, _ in served[before:]].index("/ping")
+    assert num_before_it < num_clients / 2, "it does not even wait for one request of each"
+    await until(lambda: len(served) == num_clients * num_each + 1)
+    clients = [client for path, client in served if path == "/version"]
+    for start in range(num_clients, len(clients), num_clients):
+        assert len(set(clients[start : start + num_clients])) == num_clients, "nobody is served twice before others"
+    for writer in (honest, *writers):
+        writer.close()
+
+
+async def test_a_connection_that_ends_before_its_turn_leaves_the_turns_of_others(gateway: Any) -> None:
+    _, _, port = gateway.url.rpartition(":")
+    get = b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n"
+    clients = [await asyncio.open_connection("127.0.0.1", int(port)) for _ in range(6)]
+    for _, writer in clients:
+        writer.write(get * 20)
+    await clients[0][0].readline()
+    for _, writer in clients[::2]:
+        writer.transport.abort()
+    for reader, writer in clients[1::2]:
+        for _ in range(20):
+            await asyncio.wait_for(reader.readuntil(b'{"version":'), 20)
+        writer.close()
+
+
+async def test_metrics_and_health_are_rendered_once_however_many_ask(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recent, "RECENT_S", 3600.0)
+    rendered: list[str] = []
+    render, report = gateway_app.generate_latest, HealthRoutes._report
+    monkeypatch.setattr(gateway_app, "generate_latest", lambda of: rendered.append("metrics") or render(of))
+    monkeypatch.setattr(HealthRoutes, "_report", lambda of: rendered.append("health") or report(of))
+    gateway = await start_gateway()
+    rendered.clear()
+    for path in ("/metrics", "/health") * 5:
+        assert (await gateway.http.get(path)).status_code == 200
+    assert rendered == ["metrics"]
+    gateway.target.is_answering = False  # this is told at once
+    assert (await gateway.http.get("/health")).json()["status"] == "unavailable"
+    assert rendered == ["metrics", "health"]
+
+
+def test_what_is_recent_is_made_anew_after_a_while_or_when_it_must_tell_of_a_change() -> None:
+    now, made = 0.0, count()
+    kept = Recent(lambda: b"%d" % next(made), lambda: now)
+    assert [kept.get(), kept.get()] == [b"0", b"0"]
+    now = RECENT_S
+    assert [kept.get(), kept.get()] == [b"1", b"1"]
+    assert [kept.get(1), kept.get(1), kept.get(2)] == [b"2", b"2", b"3"]
 
 
 async def test_a_long_head_is_refused(gateway: Any) -> None:

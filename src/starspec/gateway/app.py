@@ -31,6 +31,7 @@ from starspec.gateway.http_errors import CLIENT_LEFT, http_error_of
 from starspec.gateway.hub_status import HubStatusPoller
 from starspec.gateway.metrics import GatewayMetrics, MetricsMiddleware, RequestTimer
 from starspec.gateway.prompts import PromptCodec
+from starspec.gateway.recent import Recent
 from starspec.gateway.request_body import JsonRoute, readers
 from starspec.gateway.request_checks import ApiKeyMiddleware, BodyLimitMiddleware, FramingMiddleware
 from starspec.gateway.retry_after import RetryAfter
@@ -79,7 +80,8 @@ class Routes:
     def __init__(self, services: Services, metrics: GatewayMetrics, retry_after: RetryAfter) -> None:
         self._services = services
         self._metrics = metrics
-        self.of_health = HealthRoutes(services.router, services.hub)
+        self._recent_metrics = Recent(partial(generate_latest, metrics.registry), services.clock)
+        self.of_health = HealthRoutes(services.router, services.hub, services.clock)
         self._retry_after = retry_after
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
@@ -112,7 +114,7 @@ class Routes:
         return await _json_unless_left(self._detokenization(body), request)
 
     async def metrics(self) -> Response:
-        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(self._recent_metrics.get(), media_type=CONTENT_TYPE_LATEST)
 
     async def version(self) -> Response:
         return JSONResponse({"version": __version__})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 from starlette.responses import JSONResponse, Response
@@ -10,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starspec.errors import CapacityError
 from starspec.gateway.http_errors import HttpError
 from starspec.gateway.hub_status import HubStatusPoller
+from starspec.gateway.recent import Recent
 from starspec.gateway.routed_target import RoutedTarget
 from starspec.gateway.router import Router
 from starspec.policy.retry_after import NO_TARGET_S
@@ -20,17 +22,17 @@ NOT_READY: Final = HttpError(503, "no target can answer", retry_after_s=NO_TARGE
 class HealthRoutes:
     """One method for each route. None of them waits for a target: each tells what is known now."""
 
-    def __init__(self, router: Router, hub: HubStatusPoller | None) -> None:
+    def __init__(self, router: Router, hub: HubStatusPoller | None, clock: Callable[[], float]) -> None:
         self._router = router
         self._hub = hub
+        self._recent = Recent(self._body, clock)
 
     async def health(self) -> Response:
-        """The state of everything; 503 while no target can answer."""
-        report = self._report()
+        """The state of everything, up to RECENT_S ago; 503 while no target can answer."""
+        body = self._recent.get(of=self._num_ready())
         if self._router.is_ready:
-            return JSONResponse(report)
-        error = json.loads(NOT_READY.body())
-        return JSONResponse(error | report, NOT_READY.status, NOT_READY.headers())
+            return Response(body, media_type="application/json")
+        return Response(body, NOT_READY.status, NOT_READY.headers(), media_type="application/json")
 
     async def ready(self) -> Response:
         """Whether a request would find a target."""
@@ -45,12 +47,19 @@ class HealthRoutes:
         if not self._router.is_ready:
             raise CapacityError(NOT_READY.message, NO_TARGET_S)
 
+    def _num_ready(self) -> int:
+        return sum(routed.can_answer for routed in self._router.targets)
+
+    def _body(self) -> bytes:
+        error = {} if self._router.is_ready else json.loads(NOT_READY.body())
+        return bytes(JSONResponse(error | self._report()).body)
+
     def _report(self) -> dict[str, Any]:
         targets = [_target_report(routed) for routed in self._router.targets]
         hub = None if self._hub is None else _state(self._hub.state, self._hub.state_s)
         states = [each["state"] for each in targets] + [each["hub"]["state"] for each in targets if each["hub"]]
         is_whole = set(states) <= {"ready", "connected"} and (hub is None or hub["state"] == "connected")
-        num_ready = sum(routed.can_answer for routed in self._router.targets)
+        num_ready = self._num_ready()
         status = "unavailable" if not num_ready else "ok" if is_whole else "degraded"
         return {"status": status, "num_targets": num_ready, "targets": targets, "hub": hub}
 

@@ -1,4 +1,4 @@
-"""One HTTP connection with deadlines, and the table of all connections, which is bounded.
+"""One HTTP connection with deadlines.
 
 uvicorn's protocol waits for ever for a request, for its body, and for a client that does not read. This one ends each
 of these waits. While an answer is generated, uvicorn also stops reading from a client that has sent its next request
@@ -12,28 +12,24 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import h11
-import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from starspec.audit import AuditLog
+from starspec.gateway.connections import ConnectionTable
 from starspec.gateway.http_errors import HttpError
 from starspec.gateway.metrics import REFUSED_AS
-from starspec.log_limit import LogLimit
-from starspec.policy.newcomers import longest_idle
 from starspec.policy.retry_after import NO_CONNECTION_S
 
 PIECE_BYTES: Final = 4 * 1024  # parsed at once; at worst 700 chunks of one byte, or a quarter of the longest head
 MAX_HEAD_BYTES: Final = 16 * 1024
 MAX_EARLY_BYTES: Final = 64 * 1024  # of next requests, while an answer is generated
+REST_S: Final = 5.0  # for the end of a body that nobody wants; the client may read its answer only after it
 LINGER_S: Final = 1.0  # between an error and the close: a close at once, with bytes unread, would destroy the error
-
-log = structlog.get_logger()
+NO_PLACE: Final = HttpError(503, "the gateway has no connection left: try again", retry_after_s=NO_CONNECTION_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,74 +38,6 @@ class Timeouts:
 
     idle_s: float  # for the first byte of a request
     receive_s: float  # from there to the end of its head; as long for its body; and for a client that does not read
-
-
-class ConnectionTable:
-    """All open connections: at most `max_all`, and at most `max_per_address` of one client address.
-
-    A newcomer takes the place of the connection that has been without a request for longest. If all have requests, the
-    newcomer gets 503.
-    """
-
-    def __init__(self, max_all: int, max_per_address: int, log_limit: LogLimit, audit: AuditLog | None = None) -> None:
-        self._max_all = max_all
-        self._max_per_address = max_per_address
-        self._log_limit = log_limit
-        self._audit = audit or AuditLog.off()
-        self._address_of: dict[GatewayProtocol, str] = {}
-        self._num_at: Counter[str] = Counter()
-        self._idle: dict[GatewayProtocol, str] = {}  # their addresses; the one idle for longest is the first
-
-    def __len__(self) -> int:
-        return len(self._address_of)
-
-    def admit(self, connection: GatewayProtocol, address: str) -> bool:
-        """Give the connection a place, as an idle one. Returns: whether there is one.
-
-        Effects: may end an idle connection; logs a refusal.
-        """
-        if self._num_at[address] >= self._max_per_address and not self.end_an_idle_one(address):
-            self._log_refusal("one address has as many connections as it may", address, self._max_per_address)
-            return False
-        if len(self) >= self._max_all and not self.end_an_idle_one():
-            self._log_refusal("there are as many connections as there may be", address, self._max_all)
-            return False
-        self._address_of[connection] = address
-        self._num_at[address] += 1
-        self._idle[connection] = address
-        self._audit.note("client_connected", client=address)
-        return True
-
-    def release(self, connection: GatewayProtocol) -> None:
-        """The connection has ended. Idempotent."""
-        self._idle.pop(connection, None)
-        address = self._address_of.pop(connection, None)
-        if address is not None:
-            self._num_at[address] -= 1
-            if not self._num_at[address]:
-                del self._num_at[address]
-
-    def set_idle(self, connection: GatewayProtocol, is_idle: bool) -> None:
-        """Whether the connection has no complete request head. Does nothing if that is known."""
-        if not is_idle:
-            self._idle.pop(connection, None)
-        elif connection in self._address_of:
-            self._idle.setdefault(connection, self._address_of[connection])
-
-    def end_an_idle_one(self, address: str | None = None) -> bool:
-        """End the connection that has been idle for longest, of one address or of all.
-
-        Returns: whether there was one.
-        """
-        connection = longest_idle(self._idle, address)
-        if connection is None:
-            return False
-        self.release(connection)
-        connection.abort()
-        return True
-
-    def _log_refusal(self, why: str, address: str, most: int) -> None:
-        self._log_limit.log(log.warning, "a connection was refused", kind=why, why=why, client=address, most=most)
 
 
 NoteRefusal = Callable[[str, HttpError], None]
@@ -122,6 +50,7 @@ class Phase(enum.Enum):
     IDLE = enum.auto()  # the first byte of a request
     HEAD = enum.auto()  # the end of its head
     BODY = enum.auto()  # the end of its body
+    REST = enum.auto()  # the end of a body that nobody wants: the answer was sent before, such as a 401
     ANSWER = enum.auto()  # us
     CLOSING = enum.auto()  # the client, to read the last bytes
     CLOSED = enum.auto()
@@ -146,15 +75,20 @@ class GatewayProtocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._unread_deadline: asyncio.TimerHandle | None = None
         self._early = b""
+        self._has_answered_now = False
+        self._awaits_turn = False
+        self._feeds_soon = False
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.max_size = PIECE_BYTES  # type: ignore[attr-defined]  # bytes that asyncio reads at once
-        if self._table.admit(self, self.client[0] if self.client else ""):
+        if self.client is None:
+            self.abort()  # it has left already: nobody gives way to it
+        elif self._table.admit(self, self.client[0]):
             self._follow()
         else:
-            self.refuse(HttpError(503, "the gateway has no connection left: try again", retry_after_s=NO_CONNECTION_S))
+            self.refuse(NO_PLACE)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.release(self)
@@ -165,26 +99,57 @@ class GatewayProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._phase in (Phase.CLOSING, Phase.CLOSED):
             return
+        if self._phase is Phase.BODY:
+            self._table.hear(self, len(data))
         self._early += data
-        if self._phase is not Phase.ANSWER:
+        if self._phase is not Phase.ANSWER and not self._awaits_turn:
             self._feed()
         elif len(self._early) > MAX_EARLY_BYTES:
             self.abort()
 
     def _feed(self) -> None:
         """Parse a piece of what has arrived, and the rest in later turns of the event loop."""
-        if self._phase in (Phase.ANSWER, Phase.CLOSING, Phase.CLOSED) or not self._early:
+        if self._phase in (Phase.ANSWER, Phase.CLOSING, Phase.CLOSED):
+            return
+        if self._awaits_turn or self._feeds_soon or not self._early:
             return
         piece, self._early = self._early[:PIECE_BYTES], self._early[PIECE_BYTES:]
         super().data_received(piece)
         self._follow()
-        if self._early:
-            self.loop.call_soon(self._feed)
+        self._feed_soon()
+
+    def _feed_soon(self) -> None:
+        if self._early and not self._feeds_soon:
+            self._feeds_soon = True
+            self.loop.call_soon(self._feed_now)
+
+    def _feed_now(self) -> None:
+        self._feeds_soon = False
+        self._feed()
 
     def on_response_complete(self) -> None:
+        self._has_answered_now = True
         super().on_response_complete()
+        self._has_answered_now = False
         self._follow()
-        self._feed()
+        if self._phase is Phase.REST:
+            self._feed()
+        elif self.conn.trailing_data[0] or self._early:
+            self._awaits_turn = True
+            self._table.turns.wait(self._take_turn, self.loop)
+
+    def handle_events(self) -> None:
+        if not self._has_answered_now:  # uvicorn would begin the next request at once
+            super().handle_events()
+
+    def _take_turn(self) -> None:
+        """Begin the request that came early."""
+        self._awaits_turn = False
+        if self._phase in (Phase.CLOSING, Phase.CLOSED) or self.transport.is_closing():
+            return
+        self.handle_events()
+        self._follow()
+        self._feed_soon()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -225,8 +190,18 @@ class GatewayProtocol(H11Protocol):
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
-            self.transport.write_eof()
+            try:
+                self.transport.write_eof()
+            except OSError:  # the client has left meanwhile
+                self.abort()
         self._follow()
+
+    def give_way(self) -> None:
+        """End, for a newcomer. A client that was sending its request's body is told."""
+        if self._phase is Phase.BODY:
+            self.refuse(NO_PLACE)
+        else:
+            self.abort()
 
     def abort(self) -> None:
         """Close at once, whatever was not sent yet."""
@@ -245,7 +220,7 @@ class GatewayProtocol(H11Protocol):
         if theirs is h11.IDLE:
             return Phase.HEAD if self.conn.trailing_data[0] else Phase.IDLE
         if theirs is h11.SEND_BODY:
-            return Phase.BODY
+            return Phase.REST if ours is h11.DONE else Phase.BODY
         return Phase.ANSWER if ours is not h11.DONE else Phase.IDLE
 
     def _enter(self, phase: Phase) -> None:
@@ -253,7 +228,10 @@ class GatewayProtocol(H11Protocol):
         if phase is self._phase:
             return
         self._phase = phase
-        self._table.set_idle(self, phase in (Phase.IDLE, Phase.HEAD, Phase.CLOSING))
+        if phase in (Phase.BODY, Phase.ANSWER, Phase.CLOSED):
+            self._table.end_wait(self)  # a body is waited for anew, however long the connection was idle before
+        if phase not in (Phase.ANSWER, Phase.CLOSED):
+            self._table.begin_wait(self)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -261,6 +239,8 @@ class GatewayProtocol(H11Protocol):
             self._deadline = self.loop.call_later(self._timeouts.idle_s, self._expire)
         elif phase is Phase.CLOSING and self._is_refused:
             self._deadline = self.loop.call_later(LINGER_S, self._expire)
+        elif phase is Phase.REST:
+            self._deadline = self.loop.call_later(min(REST_S, self._timeouts.receive_s), self._expire)
         elif phase in (Phase.HEAD, Phase.BODY, Phase.CLOSING):
             self._deadline = self.loop.call_later(self._timeouts.receive_s, self._expire)
 

@@ -23,8 +23,9 @@ import uvicorn
 
 from starspec.errors import ConfigError
 from starspec.gateway.background import run_forever
+from starspec.gateway.connections import ConnectionTable
 from starspec.gateway.drain import Drain
-from starspec.gateway.http_protocol import ConnectionTable, GatewayProtocol, NoteRefusal, Timeouts
+from starspec.gateway.http_protocol import GatewayProtocol, NoteRefusal, Timeouts
 from starspec.log_limit import LogLimit
 
 ACCEPT_PAUSE_S: Final = 0.2  # after a failure to accept; the kernel keeps those who wait
@@ -82,7 +83,7 @@ class DrainingServer(uvicorn.Server):
                 event = "the gateway cannot accept a connection; raise the limit of open files (ulimit -n)"
                 self._log_limit.log(log.warning, event, why=str(error))
                 await asyncio.sleep(ACCEPT_PAUSE_S)  # the last one that was accepted has time to send its request
-                self._table.end_an_idle_one()
+                self._table.make_room()
 
     def _make_protocol(self) -> GatewayProtocol:
         return GatewayProtocol(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]  # not in typeshed
@@ -32,6 +33,7 @@ MAX_CONTAINERS: Final = 2**14  # objects and lists
 MAX_KEYS: Final = 256  # of the outermost object
 MAX_BACKSLASHES: Final = 2**20  # in strings: the C parser stops at each, and a megabyte of them takes 20 ms
 SMALL_BYTES: Final = 16 * 1024  # read at once, on the event loop, in a few milliseconds at worst
+NOT_UTF8: Final = "the body is not valid JSON: it must be UTF-8"
 FEW_VALUES: Final = 2**13  # parsed in C in a few milliseconds at worst
 
 T = TypeVar("T", bound=Body)
@@ -97,25 +99,39 @@ def read_body(body: bytes, kind: type[T]) -> T:
 
 
 def parse_body(body: bytes) -> Any:
-    """Parse a JSON body, as json.loads does.
+    """Parse a JSON body in UTF-8. A byte order mark in front is ignored, as RFC 8259 permits.
 
-    Raises: RequestError if the body is not JSON, is in no Unicode encoding, is nested too deeply, has too many values,
-        strings, containers or backslashes, or contains an integer of more digits than Python converts (4300, a guard
-        against quadratic time); the error then names the parameter that contains the integer.
+    Raises: RequestError if the body is not JSON, is not UTF-8, is nested too deeply, has too many values, strings,
+        containers or backslashes, or contains an integer of more digits than Python converts (4300, a guard against
+        quadratic time); the error then names the parameter that contains the integer.
     """
+    body = body.removeprefix(BOM_UTF8)
+    text = _text_of(body)
     decoder = json.JSONDecoder if _checked_num_values(body) <= FEW_VALUES else _PatientDecoder
     try:
-        return json.loads(body, cls=decoder)
+        return json.loads(text, cls=decoder)
     except json.JSONDecodeError as error:
         raise RequestError(f"the body is not valid JSON: {error.msg} (character {error.pos})") from error
-    except UnicodeDecodeError as error:
-        raise RequestError("the body is not valid JSON: it must be UTF-8") from error
     except RecursionError as error:
         raise RequestError("the body is nested too deeply") from error
     except ValueError as error:
-        path = _path_to_long_integer(json.loads(body, cls=decoder, parse_int=_integer))
+        path = _path_to_long_integer(json.loads(text, cls=decoder, parse_int=_integer))
         param = dotted(path or ()) or None
         raise RequestError(f"{param or 'the body'} has an integer of too many digits", param) from error
+
+
+def _text_of(body: bytes) -> str:
+    """The text of a body without a byte order mark. json.loads would also take UTF-16 and UTF-32, whose bytes nobody
+    counts.
+
+    Raises: RequestError if it is not UTF-8.
+    """
+    if not json.detect_encoding(body).startswith("utf-8"):  # all bytes of ASCII text in UTF-16 are UTF-8, too
+        raise RequestError(NOT_UTF8)
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(NOT_UTF8) from error
 
 
 def _checked_num_values(body: bytes) -> int:

@@ -20,9 +20,10 @@ from starspec.audit import AuditLog
 from starspec.config import GatewayConfig
 from starspec.errors import ConfigError
 from starspec.gateway.app import Services, build_app
+from starspec.gateway.connections import ConnectionTable
 from starspec.gateway.drain import Drain
 from starspec.gateway.http_errors import HttpError
-from starspec.gateway.http_protocol import MAX_HEAD_BYTES, ConnectionTable, Timeouts
+from starspec.gateway.http_protocol import MAX_HEAD_BYTES, Timeouts
 from starspec.gateway.http_server import DrainingServer, affordable_connections, listen, redirect_uvicorn_log
 from starspec.gateway.hub_status import FetchHubStatus, HubStatusClient, HubStatusPoller
 from starspec.gateway.metrics import GatewayMetrics
@@ -166,6 +167,7 @@ class GatewayServer:
             affordable_connections(self._config.max_connections),
             self._config.max_connections_per_address,
             log_limit,
+            self._clock,
             self._audit,
         )
         config = uvicorn.Config(

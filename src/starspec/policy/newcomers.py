@@ -1,11 +1,12 @@
 """Whose place a newcomer gets where all are taken: of targets at the hub's port, of clients at the gateway's.
 
-Nobody who uses a place loses it. The one that has been idle for longest goes first. No I/O and no clock of its own:
+A target that uses its place and a client that waits for its answer do not lose theirs. No I/O and no clock of its own:
 `now` is seconds of one monotonic clock.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import Final, TypeVar
@@ -15,6 +16,8 @@ NEWCOMERS_PER_S: Final = 50.0  # a port for each takes the hub some time
 NEWCOMERS_BURST: Final = 128.0
 NEWCOMER_RETRY_S: Final = 1.0  # for a target that comes when too many do
 IDLE_S: Final = 10.0  # a target that asked for nothing for so long loses its place to a newcomer, if all are taken
+GRACE_S: Final = 2.0  # after its last progress, a client's connection is not the first to give way
+PROGRESS_BYTES: Final = 1024  # of a body; one that gets fewer in GRACE_S makes no progress
 
 Holder = TypeVar("Holder")
 
@@ -45,12 +48,43 @@ def who_stops_coming(coming: Sequence[Holder], chance: Random) -> Holder | None:
     return chance.choice(coming) if len(coming) >= MAX_COMING else None
 
 
-def longest_idle(idle: Mapping[Holder, str], address: str | None = None) -> Holder | None:
-    """The client's connection that gives its place to a newcomer; None if all have requests.
+class Wait:
+    """A client's connection that waits for its client: for a request, or for the rest of one.
 
     Args:
-        idle: connections without a request and their addresses; the one idle for longest is the first.
+        address: the client's.
+        now: when the wait began.
+    """
+
+    def __init__(self, address: str, now: float) -> None:
+        self.address = address
+        self.began_s = now
+        self._progress_s = now
+        self._num_bytes = 0
+
+    def hear(self, num_bytes: int, now: float) -> None:
+        """So many bytes of a request's body came. Few bytes are no progress: anybody can send one now and then."""
+        self._num_bytes += num_bytes
+        if self._num_bytes >= PROGRESS_BYTES:
+            self._progress_s, self._num_bytes = now, 0
+
+    def is_in_grace(self, now: float) -> bool:
+        """Whether it has just begun, or its body makes progress."""
+        return now - self._progress_s < GRACE_S
+
+
+def who_gives_way(waits: Mapping[Holder, Wait], now: float, address: str | None = None) -> Holder | None:
+    """The client's connection that gives its place to a newcomer; None if none waits for its client.
+
+    Those without progress go first. Among them, the address that has the most gives way, so that few addresses cannot
+    close the gateway to all others; and of its connections the one that waits for longest.
+
+    Args:
+        waits: of all connections whose request has not arrived in full.
         address: where the newcomer comes from, if that address has as many connections as it may; None = there are as
             many connections as there may be, and any one will do.
     """
-    return next((holder for holder, its in idle.items() if address is None or its == address), None)
+    able = {holder: wait for holder, wait in waits.items() if address is None or wait.address == address}
+    first = {holder: wait for holder, wait in able.items() if not wait.is_in_grace(now)} or able
+    num_at = Counter(wait.address for wait in first.values())
+    return min(first, key=lambda holder: (-num_at[first[holder].address], first[holder].began_s), default=None)

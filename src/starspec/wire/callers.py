@@ -8,8 +8,10 @@ RELOAD_S and a turn of the server's loop.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -21,11 +23,14 @@ from zmq.utils import z85
 from starspec.audit import AuditLog
 from starspec.errors import ConfigError
 from starspec.log_limit import LogLimit
+from starspec.quoting import quoted
 from starspec.wire.keys import ZAP_DOMAIN, KeyRole, Keys, read_key
 
 CLIENTS: Final[dict[KeyRole, tuple[KeyRole, ...]]] = {"hub": ("target", "gateway"), "target": ("gateway",)}
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 RELOAD_S: Final = 1.0  # between looks at the folder
+UNSEEN: Final = frozenset({"Zs", "Zl", "Zp", "Cc", "Cf"})  # categories of white space, control and format characters
+UNSEEN_MARKS: Final = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 log = structlog.get_logger()
 
@@ -79,15 +84,24 @@ class Callers:
         """Why a target with this key may not use this name; None if it may.
 
         Weights and rate limits go by name, so a name belongs to its key: `target-a.public` may only be target "a" or
-        "target-a", and another key may not use these two names.
+        "target-a", and the shared key may not use these two names, nor one that people would take for them.
         """
         names = {caller.own_name, caller.key_name} - {""}
         if caller.own_name and target_id not in names:
             return f"the key {caller.key_name}.public is for a target named '{caller.own_name}', not '{target_id}'"
-        owners = {f"target-{target_id}", target_id if target_id.startswith("target-") else ""} - {caller.key_name}
-        if not caller.own_name and (owner := next((name for name in owners if name in self._by_name), None)):
-            return f"the name '{target_id}' belongs to the key {owner}.public: choose another name, or use that key"
+        if not caller.own_name and (owner := self._owner_of_name(target_id)) is not None:
+            advice = "choose another name, or use that key"
+            if target_id in (owner.own_name, owner.key_name):
+                return f"the name '{target_id}' belongs to the key {owner.key_name}.public: {advice}"
+            alike = f"the name {quoted(target_id)} looks like '{owner.own_name}'"
+            return f"{alike}, which belongs to the key {owner.key_name}.public: {advice}"
         return None
+
+    def _owner_of_name(self, target_id: str) -> Caller | None:
+        """The key of a target with this name, or with one that looks like it."""
+        look = _look_of(target_id)
+        owners = (each for each in self._by_name.values() if each.role == "target" and each.own_name)
+        return next((each for each in owners if look in (_look_of(each.own_name), _look_of(each.key_name))), None)
 
     def _reload(self) -> None:
         """Read the folder again if it has changed. A file that cannot be read counts as removed."""
@@ -175,6 +189,12 @@ class CurveAuthenticator:
     def _refuse(self, key: str, address: str) -> None:
         self._audit.note("key_refused", key=key, address=address)
         self._log_limit.log(log.warning, "a client's key is refused", key=key, address=address)
+
+
+def _look_of(name: str) -> str:
+    """What people see of a name: without case, width, white space, and characters that show nothing."""
+    plain = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    return "".join(each for each in plain if unicodedata.category(each) not in UNSEEN and not UNSEEN_MARKS.match(each))
 
 
 def key_name_of(frame: zmq.Frame) -> str:
