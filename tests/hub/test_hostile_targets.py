@@ -12,7 +12,7 @@ from synthetic_star import SyntheticStar
 from starspec.config import HubConfig
 from starspec.ids import Epoch, LinkId, Tag, TargetId
 from starspec.models.synthetic.spec import SyntheticSpec
-from starspec.policy.peer_limits import DRAFT_WORK, WORK_BURST, Allowance, backlog_of, share_of_work
+from starspec.policy.peer_limits import DRAFT_WORK, TOKEN_BYTES, WORK_BURST, Allowance, backlog_of, share_of_work
 from starspec.sampling.spec import SamplingSpec
 from starspec.wire.messages import (
     Close,
@@ -157,7 +157,7 @@ def test_a_verdict_that_is_too_long_to_be_held_is_declined() -> None:
 
 def test_a_message_counts_by_its_tokens_while_it_waits_for_the_hub() -> None:
     opened = Open(Tag(1), Epoch(1), LONG, len(LONG), SamplingSpec(), 2)
-    assert Arrival(HOSTILE, TargetId("h"), opened, 0.0).backlog == backlog_of(len(LONG)) > 9
+    assert Arrival(HOSTILE, TargetId("h"), opened, 0.0).backlog == backlog_of(len(LONG) * TOKEN_BYTES) > 5
     assert Arrival(HOSTILE, TargetId("h"), Ping(1), 0.0).backlog == 1
 
 

@@ -9,7 +9,7 @@ from starspec.policy.peer_limits import (
     FEATURES_SHARE,
     MAX_BACKLOG,
     MAX_OWED,
-    TOKENS_PER_MESSAGE,
+    TOKEN_BYTES,
     UNIT_BYTES,
     WORK_PER_S,
     Allowance,
@@ -71,8 +71,8 @@ def test_targets_share_the_work_that_all_may_cause() -> None:
 
 
 def test_long_messages_count_for_more_while_they_wait() -> None:
-    assert (backlog_of(0), backlog_of(1), backlog_of(TOKENS_PER_MESSAGE)) == (1, 1, 2)
-    assert 3 * backlog_of(100_000) > MAX_BACKLOG, "a few long prompts are as much as the hub keeps of one target"
+    assert (backlog_of(0), backlog_of(1), backlog_of(UNIT_BYTES)) == (1, 1, 2)
+    assert 5 * backlog_of(100_000 * TOKEN_BYTES) > MAX_BACKLOG, "so few long prompts are all that waits of one target"
 
 
 def test_who_is_ahead_of_the_hub_or_of_its_allowance_is_not_read_until_it_is_well_behind() -> None:

@@ -28,8 +28,8 @@ NONSENSE_BURST: Final = 32.0
 PUBLIC_PER_S: Final = 20.0  # unasked answers on the hub's public port; beyond them the hub breaks the rules
 PUBLIC_BURST: Final = 40.0
 MAX_BACKLOG: Final = 4096  # messages of one target that wait for the hub; beyond it the target's socket is not read
-TOKENS_PER_MESSAGE: Final = 64  # of a backlog: a message counts as one more for each so many tokens that it has
-MAX_HELD_TOKENS: Final = 8 * 2**20  # of all sequences that a hub holds: a token is some 36 bytes of its memory
+TOKEN_BYTES: Final = 36  # of a token id in memory: a number of Python, and a place in a list
+MAX_HELD_TOKENS: Final = 8 * 2**20  # of all sequences that a hub holds
 RATE_BURST_S: Final = 1.0  # a target with a rate limit may save up the draft tokens of so many seconds
 
 
@@ -97,9 +97,9 @@ def share_of_work(num_targets: int) -> float:
     return WORK_PER_S / num_targets
 
 
-def backlog_of(num_tokens: int) -> int:
-    """What a message with so many tokens counts for while it waits for the hub."""
-    return 1 + num_tokens // TOKENS_PER_MESSAGE
+def backlog_of(num_bytes: int) -> int:
+    """What a message that takes so many bytes of memory counts for while it waits for the hub."""
+    return 1 + num_bytes // UNIT_BYTES
 
 
 def should_pause(backlog: int, *, has_sent_too_much: bool) -> bool:

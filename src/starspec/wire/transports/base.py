@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from starspec.ids import LinkId, TargetId
-from starspec.policy.peer_limits import backlog_of
-from starspec.wire.messages import Hello, HubStatus, HubToTarget, Open, Refused, TargetToHub, Verdict, Welcome
+from starspec.policy.peer_limits import TOKEN_BYTES, backlog_of
+from starspec.wire.messages import Features, Hello, HubStatus, HubToTarget, Open, Refused, TargetToHub, Verdict, Welcome
 
 Admit = Callable[[Hello, int], Welcome | Refused]
 """(hello, number of links now) -> the answer to the hello. The transport fills in `link_id` and `port` of a Welcome.
@@ -49,8 +49,12 @@ class Arrival:
     @property
     def backlog(self) -> int:
         """What it counts for while it waits for the hub, as `policy/peer_limits.py` says."""
-        message = self.message
-        return backlog_of(len(message.token_ids) if isinstance(message, Open | Verdict) else 0)
+        match self.message:
+            case Open(token_ids=token_ids) | Verdict(token_ids=token_ids):
+                return backlog_of(TOKEN_BYTES * len(token_ids))
+            case Features(data=data):
+                return backlog_of(len(data))
+        return backlog_of(0)
 
 
 @dataclass(slots=True)
