@@ -26,4 +26,4 @@ def read_thresholds(path: str | None) -> KeyThresholds:
         raise ConfigError(f"--relaxed-thresholds: '{path}' cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, ValueError) as error:
         what = str(error).replace("`", "'")
-        raise ConfigError(f"--relaxed-thresholds: '{path}' is no file of `starspec calibrate`: {what}") from error
+        raise ConfigError(f"--relaxed-thresholds: '{path}' is not a file of `starspec calibrate`: {what}") from error

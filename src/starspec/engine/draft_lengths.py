@@ -19,7 +19,7 @@ from starspec.policy.length.hub_lessons import HubLessons
 from starspec.policy.length.snapshot import OFF, Choice, LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.stop_threshold import StopThreshold
 from starspec.policy.length.trials import Trials
-from starspec.speculation.budget import MAX_FORWARDED, NO_DRAFT, DraftBudget
+from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.stats import LengthStats
 
 NOTHING: Final[Mapping[RequestKey, int]] = {}
@@ -67,14 +67,12 @@ class DraftLengths:
         sequences: Sequence[TargetSequence],
         num_sequences: int,
         *,
-        max_draft_tokens: int = MAX_FORWARDED,
         to_prefill: Mapping[RequestKey, int] = NOTHING,
     ) -> list[DraftBudget]:
         """What to ask for, for sequences whose drafts are chosen together: one call of the policy, if there is anybody.
 
         Args:
             num_sequences: of the round that the drafts are for.
-            max_draft_tokens: nodes of one draft, at most.
             to_prefill: tokens that the drafter would have to prefill first, of those sequences that it does not hold.
         """
         if not sequences:
@@ -84,7 +82,6 @@ class DraftLengths:
             SequenceSnapshot(
                 max_remaining_tokens=each.num_remaining,
                 num_steps_asked=each.spec.num_draft_tokens,
-                max_draft_tokens=max_draft_tokens,
                 num_tokens=len(each.token_ids),
                 num_to_prefill=to_prefill.get(each.key, 0),
                 is_held=each.key not in to_prefill,
@@ -117,7 +114,7 @@ class DraftLengths:
         return budget.limited(num_steps=sequence.num_remaining - 1)
 
     def learn(self, sequence: TargetSequence, added: RoundOutput, num_requested: int) -> None:
-        """A round has verified a draft of this drafter.
+        """A round is over, in which the sequence had a draft of this drafter, or could have had one.
 
         Args:
             added: what the round added; its draft is at most as deep as requested.

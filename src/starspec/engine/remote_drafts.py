@@ -112,8 +112,7 @@ class RemoteDrafts:
         self._num_sequences += len(sequences)
         with self._charging:
             opened = [self._new_tag(each) for each in sequences if each.spec.num_draft_tokens != 0]
-            for at_hub, wanted in self._with_first_budgets(opened):  # after all are there: they all count
-                self._hub.send(self._open(at_hub, wanted))
+            self._ask_first(opened)  # after all are there: they all count
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -192,9 +191,7 @@ class RemoteDrafts:
         asking = [at_hub for at_hub in known if at_hub is not None and at_hub.tag.end_step(self._clock())]
         if not self._hub.may_open:
             asking = [each for each in asking if each.tag.session.is_held]
-        are_held = all(each.tag.session.is_held for each in asking)
-        num_sequences = self._num_sequences if are_held else self._num_in_later_round
-        return dict(zip(asking, self._chosen(asking, num_sequences), strict=True))
+        return self._chosen(asking)
 
     def close(self, sequence: TargetSequence) -> None:
         if self._fallback is not None:
@@ -247,8 +244,7 @@ class RemoteDrafts:
         """As HubListener: open each tag from its token ids, unless the target rests. It opens them after the rest."""
         self._stats.num_reconnects = self._hub.num_found - 1
         self._at_hub.find_hub(self._transport.welcome)
-        for at_hub, wanted in self._with_first_budgets(list(self._at_hub.by_tag.values())):
-            self._hub.send(self._open(at_hub, wanted))
+        self._ask_first(list(self._at_hub.by_tag.values()))
 
     def dropped(self, tag: HubTag | None) -> None:  # noqa: ARG002 (of the interface)
         """As HubListener."""
@@ -293,29 +289,25 @@ class RemoteDrafts:
         ready = [*batch, *(at_hub.sequence for at_hub in self._at_hub.by_tag.values())]
         return len({each.key for each in ready if each.state is SequenceState.RUNNING})
 
-    def _chosen(self, asking: Sequence[SequenceAtHub], num_sequences: int) -> list[DraftBudget]:
-        """What to ask for, for sequences whose proposals are chosen together: one call of the length policy."""
+    def _chosen(self, asking: Sequence[SequenceAtHub]) -> dict[SequenceAtHub, DraftBudget]:
+        """What to ask for, for sequences whose proposals are chosen together: one call of the length policy.
+
+        A proposal for a sequence that the hub does not hold is for a later round, which those that are still being
+        prefilled will share.
+        """
         absent = [each.sequence for each in asking if not each.tag.session.is_held]
+        num_sequences = max(self._num_sequences, len(self._at_hub)) if absent else self._num_sequences
         # the hub prefills a prompt beside the target, which has to do that too
         to_prefill = {each.key: len(each.token_ids) for each in absent if each.state is SequenceState.RUNNING}
         budgets = self._lengths.choose([each.sequence for each in asking], num_sequences, to_prefill=to_prefill)
-        return [self._hub.limited(each) for each in budgets]
+        return {at_hub: self._hub.limited(budget) for at_hub, budget in zip(asking, budgets, strict=True)}
 
-    @property
-    def _num_in_later_round(self) -> int:
-        """Sequences of a round that those being opened will share: those that are still being prefilled count, too."""
-        return max(self._num_sequences, len(self._at_hub))
-
-    def _with_first_budgets(self, opened: Sequence[SequenceAtHub]) -> list[tuple[SequenceAtHub, DraftBudget]]:
-        """With what their `Open`s ask for.
-
-        The policy chooses for all sequences, since these will share a round with the others.
-        """
-        if not opened:
-            return []
-        everyone = list(self._at_hub.by_tag.values())
-        wanted = dict(zip(everyone, self._chosen(everyone, self._num_in_later_round), strict=True))
-        return [(each, wanted[each]) for each in opened]
+    def _ask_first(self, opened: Sequence[SequenceAtHub]) -> None:
+        """Open these tags. The policy chooses for all sequences, since they will share a round with the others."""
+        if opened:
+            wanted = self._chosen(list(self._at_hub.by_tag.values()))
+            for at_hub in opened:
+                self._hub.send(self._open(at_hub, wanted[at_hub]))
 
     def _new_tag(self, sequence: TargetSequence) -> SequenceAtHub:
         return self._at_hub.add(sequence, self._hub.new_tag(SequenceTokens(sequence), sequence.sampling, self._method))

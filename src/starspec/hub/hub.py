@@ -191,14 +191,14 @@ class DraftHub:
 
     def _make_place(self, link_id: LinkId, num_tags: int, num_tokens: int, now: float) -> bool:
         """Whether the target gets a place for so much more. Effects: others may lose tags for it."""
-        while (is_full := len(self._sequences) + num_tags > self._config.max_tags) or self._links.holds_too_much(
-            num_tokens
-        ):
+        while True:
+            is_full = len(self._sequences) + num_tags > self._config.max_tags
+            if not (is_full or self._links.holds_too_much(num_tokens)):
+                return True
             victim = self._links.tag_to_drop(link_id, None if is_full else num_tokens)
             if victim is None:
                 return False
             self.fail_tag(victim.link_id, victim.tag, now)
-        return True
 
     def _handle_features(self, key: TagKey, message: Features) -> None:
         """Features of a tag that is not held are dropped: the answer to its next message tells its target."""

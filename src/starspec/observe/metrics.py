@@ -5,7 +5,7 @@ Any process can use it: a hub or a target for itself, the gateway for all proces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -22,7 +22,7 @@ from starspec.observe.quantities import (
     TARGET_GAUGES,
     Quantity,
 )
-from starspec.stats import HubTargetStats
+from starspec.stats import HubTargetStats, TargetStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
 PREFIX: Final = "starspec_"
@@ -74,9 +74,27 @@ def families(snapshot: StatusSnapshot, prefix: str = PREFIX) -> Iterator[Metric]
     hubs = {snapshot.hub.draft_name: snapshot.hub} if snapshot.hub else {}
     at_hub = {str(name): stats for name, stats in snapshot.hub.targets.items()} if snapshot.hub else {}
     yield from _families(TARGET_COUNTERS, CounterMetricFamily, prefix, "target", targets)
-    yield _accepted_per_position(snapshot.targets, prefix)
-    yield _draft_lengths(snapshot.targets, prefix)
-    yield _draft_length_reasons(snapshot.targets, prefix)
+    yield _counts(
+        snapshot.targets,
+        f"{prefix}spec_decode_num_accepted_tokens_per_pos",
+        "Draft tokens accepted at each position.",
+        "position",  # as in vLLM, 0 is the first draft token
+        lambda stats: enumerate(stats.acceptance.num_accepted_tokens_per_pos),
+    )
+    yield _counts(
+        snapshot.targets,
+        f"{prefix}draft_length_choices",
+        "Draft lengths that the policy chose.",
+        "steps",
+        lambda stats: enumerate(stats.lengths.num_by_length),
+    )
+    yield _counts(
+        snapshot.targets,
+        f"{prefix}draft_length_reasons",
+        "Why the policy chose no longer draft: cap, cost, doubt, probe or off.",
+        "reason",
+        lambda stats: stats.lengths.num_by_reason.items(),
+    )
     yield from _families(TARGET_GAUGES, GaugeMetricFamily, prefix, "target", targets)
     yield from _families(HUB_COUNTERS, CounterMetricFamily, prefix, "draft", hubs)
     yield from _families(HUB_GAUGES, GaugeMetricFamily, prefix, "draft", hubs)
@@ -94,36 +112,16 @@ def _families(
         yield family
 
 
-def _accepted_per_position(targets: Sequence[TargetStatus], prefix: str) -> Metric:
-    """As vLLM: `position` 0 is the first draft token."""
-    family = CounterMetricFamily(
-        f"{prefix}spec_decode_num_accepted_tokens_per_pos",
-        "Draft tokens accepted at each position.",
-        labels=["target", "position"],
-    )
+def _counts(
+    targets: Sequence[TargetStatus],
+    name: str,
+    meaning: str,
+    label: str,
+    counts_of: Callable[[TargetStats], Iterable[tuple[object, int]]],
+) -> Metric:
+    """A counter with one sample for each target and each value of another label."""
+    family = CounterMetricFamily(name, meaning, labels=["target", label])
     for target in targets:
-        for position, count in enumerate(target.stats.acceptance.num_accepted_tokens_per_pos):
-            family.add_metric([str(target.target_id), str(position)], count)
-    return family
-
-
-def _draft_lengths(targets: Sequence[TargetStatus], prefix: str) -> Metric:
-    family = CounterMetricFamily(
-        f"{prefix}draft_length_choices", "Draft lengths that the policy chose.", labels=["target", "steps"]
-    )
-    for target in targets:
-        for num_steps, count in enumerate(target.stats.lengths.num_by_length):
-            family.add_metric([str(target.target_id), str(num_steps)], count)
-    return family
-
-
-def _draft_length_reasons(targets: Sequence[TargetStatus], prefix: str) -> Metric:
-    family = CounterMetricFamily(
-        f"{prefix}draft_length_reasons",
-        "Why the policy chose no longer draft: cap, cost, doubt, probe or off.",
-        labels=["target", "reason"],
-    )
-    for target in targets:
-        for reason, count in target.stats.lengths.num_by_reason.items():
-            family.add_metric([str(target.target_id), reason], count)
+        for value, count in counts_of(target.stats):
+            family.add_metric([str(target.target_id), str(value)], count)
     return family

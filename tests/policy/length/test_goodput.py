@@ -80,6 +80,14 @@ def test_what_remains_the_drafter_and_the_budget_limit_a_draft() -> None:
     assert chosen(known(), accepted(1.0), policy=Goodput(DraftBudget.chain(0))) == [0]
 
 
+@pytest.mark.parametrize("asked", [0, 3, 20])
+def test_a_requests_own_depth_comes_first(asked: int) -> None:
+    free, dear = known(), known(wait_s=0.1)
+    for costs in (Costs(), free, dear):
+        assert chosen(costs, accepted(0.9), num_steps_asked=asked) == [asked]
+    assert chosen(free, accepted(1.0), num_steps_asked=asked, max_remaining_tokens=3) == [min(asked, 2)]
+
+
 def test_before_anything_is_known_a_short_draft_is_tried() -> None:
     assert chosen(Costs(), None) == [FIRST_STEPS]
     assert POLICY.choose(RoundSnapshot(sequences=[], num_sequences=0)) == []

@@ -17,7 +17,7 @@ import numpy as np
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.expected_speed import ChosenLengths, fastest_lengths
-from starspec.policy.length.snapshot import Choice, RoundSnapshot
+from starspec.policy.length.snapshot import Choice, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.trials import Trials
 from starspec.speculation.budget import DraftBudget
 
@@ -41,14 +41,17 @@ class Goodput:
     budget: DraftBudget
 
     def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
-        """As LengthPolicy. Call it once a round. Effects: on `snapshot.trials`."""
+        """As LengthPolicy. A request's own depth is kept. Call it once a round. Effects: on `snapshot.trials`."""
         if not snapshot.sequences:
             return []
         weighed = _Round(self.budget, snapshot)
-        pairs = zip(weighed.lengths(), weighed.limits, strict=True)
-        return [
-            Choice.of(self.budget.with_steps(length), "cap" if length == limit else "cost") for length, limit in pairs
-        ]
+        triples = zip(snapshot.sequences, weighed.lengths(), weighed.limits, strict=True)
+        return [self._choice_of(*each) for each in triples]
+
+    def _choice_of(self, sequence: SequenceSnapshot, length: int, limit: int) -> Choice:
+        if sequence.num_steps_asked is not None:
+            return Choice.of(sequence.fitting(self.budget.with_steps(sequence.num_steps_asked)))
+        return Choice.of(self.budget.with_steps(length), "cap" if length == limit else "cost")
 
 
 class _Round:
@@ -63,7 +66,9 @@ class _Round:
         self._acceptances = acceptances
         self._rates = [each.rate for each in acceptances]
         self._reaches = [each.reach for each in acceptances]
-        self.limits = [min(budget.num_steps, each.limit) for each in self._sequences]
+        self.limits = [  # 0 where the request decides
+            min(budget.num_steps, each.limit) if each.num_steps_asked is None else 0 for each in self._sequences
+        ]
 
     def lengths(self) -> list[int]:
         """Draft tokens of each sequence."""
