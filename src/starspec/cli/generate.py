@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from starspec.cli.binder import bound, take
+from starspec.cli.binder import bound, flag_of, take
 from starspec.cli.process import log_to_stderr
 from starspec.cli.serve import TARGET_MODEL
 from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions
 from starspec.config import ModelConfig, Option, ProcessConfig
 from starspec.config.option import NONE_GIVEN, SAMPLING
+from starspec.errors import ConfigError, RequestError
 from starspec.models.loading.locate import folder_name
 from starspec.models.loading.progress import listening, report
 from starspec.observe.progress import ProgressBar
@@ -29,13 +32,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """How the answer is drawn, and whether the prompt is a chat."""
+    """How the answer is drawn, and whether the prompt is a chat.
+
+    The options state no bounds: `SamplingParams` knows them all, and says all of them in one way.
+    """
 
     chat: Annotated[bool, Option("Put the prompt into the model's chat template.", SAMPLING, ("--chat",))] = False
-    max_tokens: Annotated[int, Option("Tokens to generate, at most.", SAMPLING, least=1)] = 128
-    temperature: Annotated[
-        float, Option("Sampling temperature; 0 takes the likeliest token each time.", SAMPLING, least=0.0)
-    ] = 0.0
+    max_tokens: Annotated[int, Option("Tokens to generate, at most.", SAMPLING)] = 128
+    temperature: Annotated[float, Option("Sampling temperature; 0 takes the likeliest token each time.", SAMPLING)] = (
+        0.0
+    )
     top_p: Annotated[float, Option("Keep the likeliest tokens of this share, 0 to 1.", SAMPLING)] = 1.0
     top_k: Annotated[int, Option("Keep this many likeliest tokens; 0 = all.", SAMPLING)] = 0
     min_p: Annotated[float, Option("Keep tokens of at least this share of the likeliest one, 0 to 1.", SAMPLING)] = 0.0
@@ -43,10 +49,12 @@ class SamplingOptions:
     stop: Annotated[tuple[str, ...], Option("End before this text; may be repeated.", SAMPLING, shown=NONE_GIVEN)] = ()
 
     def to_params(self) -> SamplingParams:
-        """Raises: RequestError if a value is out of range."""
+        """Raises: ConfigError that names the option, if a value is out of range."""
         from starspec.sampling_params import SamplingParams  # noqa: PLC0415 (imports what --help does not need)
 
-        return SamplingParams(**{each.name: getattr(self, each.name) for each in fields(self) if each.name != "chat"})
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "chat"}
+        with _naming_options():
+            return SamplingParams(**given)
 
 
 @bound
@@ -72,6 +80,18 @@ def generate(
         llm = LLM(speculative_config=speculative, max_num_seqs=1, use_tqdm=False, **options)
     with llm:
         _answer(llm, text, params, is_chat=sampling.chat)
+
+
+@contextmanager
+def _naming_options() -> Iterator[None]:
+    """Make a ConfigError that names the option of a RequestError about a sampling parameter."""
+    try:
+        yield
+    except RequestError as error:
+        name = error.param or ""
+        if name not in [each.name for each in fields(SamplingOptions)]:
+            raise
+        raise ConfigError(str(error).replace(name, flag_of(SamplingOptions, name))) from error
 
 
 def _answer(llm: LLM, prompt: str, params: SamplingParams, *, is_chat: bool) -> None:

@@ -29,7 +29,7 @@ class SamplingSpec:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+            raise ValueError(f"temperature must be at least 0 and finite, got {self.temperature}")
         if self.top_k < 0:
             raise ValueError(f"top_k must be at least 0 (0 = off), got {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:
@@ -37,7 +37,7 @@ class SamplingSpec:
         if not 0.0 <= self.min_p <= 1.0:
             raise ValueError(f"min_p must be in [0, 1], got {self.min_p}")
         if not 0.0 < self.repetition_penalty < float("inf"):
-            raise ValueError(f"repetition_penalty must be positive, got {self.repetition_penalty}")
+            raise ValueError(f"repetition_penalty must be positive and finite, got {self.repetition_penalty}")
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2.0 <= getattr(self, name) <= 2.0:
                 raise ValueError(f"{name} must be in [-2, 2], got {getattr(self, name)}")
