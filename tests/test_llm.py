@@ -237,6 +237,28 @@ def test_a_stop_token_that_is_none_is_refused_as_over_http() -> None:
         llm.generate([[1]], SamplingParams(max_tokens=2, stop_token_ids=[size - 1]))
 
 
+def test_more_tokens_than_the_context_holds_are_refused_as_over_http() -> None:
+    with llm_of("plain") as llm:
+        (whole,) = llm.generate([[1]], SamplingParams(temperature=0.0, max_tokens=255, ignore_eos=True))
+        assert len(whole.outputs[0].token_ids) == 255
+        params = SamplingParams(max_tokens=256)
+        said = (
+            r"max_tokens: this model's maximum context length is 256 tokens.*\(1 in the prompt, 256 in the completion"
+        )
+        with pytest.raises(RequestError, match=said) as raised:
+            llm.generate([[1]], params)
+        assert raised.value.param == "max_tokens"
+        with pytest.raises(RequestError, match=said):
+            next(llm.stream([1], params))
+        assert not llm.engine.has_work
+
+
+def test_the_default_of_max_tokens_is_cut_to_what_fits() -> None:
+    with llm_of("plain") as llm:
+        (result,) = llm.generate([[1] * 250], SamplingParams(ignore_eos=True))
+    assert len(result.outputs[0].token_ids) == 6
+
+
 class BosTokenizer:
     """A tokenizer that puts a BOS token in front, around another one."""
 

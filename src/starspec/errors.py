@@ -5,7 +5,7 @@ StarspecError
 │  ├─ ModelError            a model folder that is missing, corrupt or not supported
 │  └─ VocabularyMismatch    target and draft do not share a tokenizer
 ├─ RequestError             the client's fault: HTTP 400 (or `status`), naming `param`
-│  └─ ContextTooLong        the prompt leaves no room for a token
+│  └─ ContextTooLong        the prompt leaves no room for the answer
 ├─ RequestTimedOut          the answer took longer than a request may: HTTP 504
 ├─ CapacityError            no capacity now: HTTP 429/503 with Retry-After
 │  ├─ NoFreeRow             every cache row is leased
@@ -55,7 +55,7 @@ class RequestError(StarspecError):
 
 
 class ContextTooLong(RequestError):
-    """The prompt leaves no room for a single new token."""
+    """The prompt leaves no room for a single new token, or for as many as are asked for."""
 
 
 class RequestTimedOut(StarspecError):

@@ -13,7 +13,6 @@ torch was imported before or the variables say something else.
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,10 +28,10 @@ from starspec.ids import RequestId
 from starspec.local_star import check_drafts, local_drafts
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.progress import listening
-from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat
+from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat, prompt_ids_of_text
 from starspec.observe.progress import ProgressBar
-from starspec.request_specs import request_specs
-from starspec.sampling_params import SamplingParams
+from starspec.request_specs import check_context, request_specs
+from starspec.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from starspec.stats import RequestStats, TargetStats
 from starspec.wire.messages import EngineOutput, RequestSpec, TokenLogprob
 
@@ -163,7 +162,7 @@ class LLM:
         specs = []
         for prompt, each in zip(several, params, strict=True):
             token_ids = self._token_ids(prompt, add_special_tokens)
-            self._check_stop_ids(each)
+            self._check_params(each, len(token_ids))
             outputs = [CompletionOutput(choice) for choice in range(each.n)]
             results.append(RequestOutput(prompt if isinstance(prompt, str) else None, token_ids, outputs))
             for output, spec in zip(outputs, request_specs(token_ids, each, self._eos_token_ids), strict=True):
@@ -201,8 +200,8 @@ class LLM:
         if params.n != 1:
             raise RequestError("stream answers one choice at a time; set n to 1", "n")
         request_id = RequestId(f"llm-{next(self._request_numbers)}")
-        self._check_stop_ids(params)
         token_ids = self._token_ids(_unwrapped(prompt), add_special_tokens)
+        self._check_params(params, len(token_ids))
         (spec,) = request_specs(token_ids, params, self._eos_token_ids)
         self.engine.submit(request_id, spec)
         pieces = deque[EngineOutput]()
@@ -225,26 +224,23 @@ class LLM:
     def _token_ids(self, prompt: str | Sequence[int], add_special_tokens: bool) -> list[int]:
         if not isinstance(prompt, str):
             return list(prompt)
-        try:
-            token_ids = list(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
-        except TypeError as error:  # the tokenizer's, for half of a surrogate pair
-            raise RequestError("the prompt is not valid Unicode text", "prompt") from error
-        bos = getattr(self.tokenizer, "bos_token", None)
-        if add_special_tokens and bos and token_ids[:2] == [self.tokenizer.bos_token_id] * 2:
-            warnings.warn(
-                f"the text begins with {bos}, and the tokenizer put another in front: models do not expect two, "
-                "give add_special_tokens=False",
-                stacklevel=3,
-            )
-        return token_ids
+        return prompt_ids_of_text(self.tokenizer, prompt, add_special_tokens=add_special_tokens)
 
-    def _check_stop_ids(self, params: SamplingParams) -> None:
-        """Raises: RequestError as the HTTP API, if a stop token is no token: it would never end anything."""
+    def _check_params(self, params: SamplingParams, num_prompt_tokens: int) -> None:
+        """Check what depends on the model.
+
+        Raises: RequestError as the HTTP API, if a stop token is no token, as it would never end anything; or if
+            `max_tokens` do not fit into the context, unless they may be the default: that is cut to what fits.
+        """
         size, largest = len(self.tokenizer), max(params.stop_ids, default=0)
         if largest >= size:
             raise RequestError(
                 f"stop_token_ids: token id {largest} is outside the vocabulary of {size}", "stop_token_ids"
             )
+        max_model_len = self.engine.runner.info.max_model_len
+        is_asked_for = params.max_tokens is not None and params.max_tokens != DEFAULT_MAX_TOKENS
+        if is_asked_for and num_prompt_tokens < max_model_len:  # the engine's check is about longer prompts
+            check_context(num_prompt_tokens, params.max_tokens or 0, "prompt", "max_tokens", max_model_len)
 
     def _run(
         self,

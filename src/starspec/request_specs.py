@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from starspec.errors import ContextTooLong
 from starspec.sampling_params import SamplingParams
 from starspec.wire.messages import RequestSpec
 
@@ -35,3 +36,21 @@ def request_specs(
         )
         for sampling in params.sampling_specs(eos_token_ids)
     ]
+
+
+def check_context(num_prompt_tokens: int, max_tokens: int, param: str, limit_param: str, max_model_len: int) -> None:
+    """Check that an answer of `max_tokens` fits behind its prompt. Not for a default, which is cut to what fits.
+
+    Args:
+        param: what holds the prompt, for the sentence.
+        limit_param: the parameter that says `max_tokens`.
+    Raises: ContextTooLong in vLLM's words, naming `limit_param`.
+    """
+    if num_prompt_tokens + max_tokens <= max_model_len:
+        return
+    raise ContextTooLong(
+        f"{limit_param}: this model's maximum context length is {max_model_len} tokens. However, you requested "
+        f"{num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the {param}, {max_tokens} in the "
+        f"completion). Please reduce the length of the {param} or {limit_param}.",
+        limit_param,
+    )

@@ -15,6 +15,7 @@ from starspec.sampling.spec import SamplingSpec
 
 MAX_CHOICES = 8  # n
 MAX_STOP_STRINGS = 16
+DEFAULT_MAX_TOKENS = 16
 INTEGERS = ("n", "top_k", "min_tokens", "max_tokens", "seed", "logprobs")
 REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
@@ -38,7 +39,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # [-2, 2], over output
     logit_bias: Mapping[int, float] | None = None  # token id -> [-100, 100]
     seed: int | None = None  # None = drawn once per request
-    max_tokens: int | None = 16  # None = as many as the context holds
+    max_tokens: int | None = DEFAULT_MAX_TOKENS  # None = as many as the context holds
     min_tokens: int = 0  # no end token before this many output tokens
     stop: Sequence[str] | str | None = ()  # the text ends before the first of these
     stop_token_ids: Sequence[int] | None = ()  # the output ends with the first of these

@@ -52,6 +52,23 @@ def test_a_prompt_that_cannot_run_is_one_sentence(starspec) -> None:
     assert "context" in outcome.err.splitlines()[-1]
 
 
+def test_more_tokens_than_the_context_holds_are_refused_as_over_http(starspec) -> None:
+    outcome = starspec("generate", "bipa bigu", "--target", TARGET, "--max-tokens", "99999", "--max-model-len", "64")
+    assert outcome.out == ""
+    assert outcome.err.splitlines()[-1] == (
+        "starspec: --max-tokens: this model's maximum context length is 64 tokens. However, you requested 100001 "
+        "tokens (2 in the prompt, 99999 in the completion). Please reduce the length of the prompt or --max-tokens."
+    )
+    assert outcome.code == 2
+
+
+@pytest.mark.parametrize(("context", "num_tokens"), [("64", 62), ("512", 128)])
+def test_without_max_tokens_an_answer_has_what_fits(context: str, num_tokens: int, starspec) -> None:
+    outcome = starspec("generate", "bipa bigu", "--target", TARGET, "--max-model-len", context)
+    assert outcome.code == 0
+    assert len(outcome.out.split()) == num_tokens
+
+
 @pytest.mark.parametrize(("words", "shows_info"), [((), False), (("--log-level", "info"), True)])
 def test_what_is_logged_can_be_chosen(words, shows_info: bool, starspec) -> None:
     assert starspec(*ASK, *words).code == 0

@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from starspec.sampling_params import SamplingParams
     from starspec.stats import RequestStats
 
+DEFAULT_NUM_TOKENS: Final = 128
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
@@ -38,7 +40,9 @@ class SamplingOptions:
     """
 
     chat: Annotated[bool, Option("Put the prompt into the model's chat template.", SAMPLING, ("--chat",))] = False
-    max_tokens: Annotated[int, Option("Tokens to generate, at most.", SAMPLING)] = 128
+    max_tokens: Annotated[
+        int | None, Option("Tokens to generate, at most.", SAMPLING, shown=f"{DEFAULT_NUM_TOKENS}, or what fits")
+    ] = None
     temperature: Annotated[float, Option("Sampling temperature; 0 takes the likeliest token each time.", SAMPLING)] = (
         0.0
     )
@@ -49,7 +53,10 @@ class SamplingOptions:
     stop: Annotated[tuple[str, ...], Option("End before this text; may be repeated.", SAMPLING, shown=NONE_GIVEN)] = ()
 
     def to_params(self) -> SamplingParams:
-        """Raises: ConfigError that names the option, if a value is out of range."""
+        """The request's parameters. `max_tokens` is None if it is not given.
+
+        Raises: ConfigError that names the option, if a value is out of range.
+        """
         from starspec.sampling_params import SamplingParams  # noqa: PLC0415 (imports what --help does not need)
 
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "chat"}
@@ -94,20 +101,27 @@ def _naming_options() -> Iterator[None]:
         raise ConfigError(str(error).replace(name, flag_of(SamplingOptions, name))) from error
 
 
-def _answer(llm: LLM, prompt: str, params: SamplingParams, *, is_chat: bool) -> None:
+def _answer(llm: LLM, text: str, params: SamplingParams, *, is_chat: bool) -> None:
     started_s = time.monotonic()
-    for output in llm.stream(_prompt_of(llm, prompt) if is_chat else prompt, params):
-        sys.stdout.write(output.text)
-        sys.stdout.flush()
-        if output.stats is not None:
-            print(flush=True)
-            print(_summary(output.stats, time.monotonic() - started_s), file=sys.stderr)
+    prompt = _prompt_ids(llm, text, is_chat)
+    if params.max_tokens is None:
+        room = llm.engine.runner.info.max_model_len - len(prompt)
+        params = replace(params, max_tokens=max(1, min(DEFAULT_NUM_TOKENS, room)))  # no room: the engine says so
+    with _naming_options():
+        for output in llm.stream(prompt, params):
+            sys.stdout.write(output.text)
+            sys.stdout.flush()
+            if output.stats is not None:
+                print(flush=True)
+                print(_summary(output.stats, time.monotonic() - started_s), file=sys.stderr)
 
 
-def _prompt_of(llm: LLM, text: str) -> list[int]:
-    from starspec.models.loading.tokenizer import prompt_ids_of_chat  # noqa: PLC0415 (imports tokenizers)
+def _prompt_ids(llm: LLM, text: str, is_chat: bool) -> list[int]:
+    from starspec.models.loading import tokenizer  # noqa: PLC0415 (imports jinja)
 
-    return prompt_ids_of_chat(llm.tokenizer, [{"role": "user", "content": text}])
+    if is_chat:
+        return tokenizer.prompt_ids_of_chat(llm.tokenizer, [{"role": "user", "content": text}])
+    return tokenizer.prompt_ids_of_text(llm.tokenizer, text)
 
 
 def _summary(stats: RequestStats, elapsed_s: float) -> str:

@@ -14,7 +14,7 @@ from starspec.gateway.schema import ChatCompletionRequest, CompletionRequest, Sa
 from starspec.gateway.served_model import GenerationDefaults
 from starspec.gateway.unsupported import refuse_unsupported
 from starspec.quoting import quoted
-from starspec.request_specs import request_specs
+from starspec.request_specs import check_context, request_specs
 from starspec.sampling_params import SamplingParams
 
 DEFAULT_COMPLETION_TOKENS: Final = 16  # max_tokens of /v1/completions; a chat may fill the context
@@ -133,8 +133,8 @@ class Translator:
     ) -> GenerationRequest:
         for prompt in prompts:
             self._check_prompt(prompt, param, max_model_len)
-            if limit_param is not None and len(prompt) + (params.max_tokens or 0) > max_model_len:
-                raise _too_many_tokens(len(prompt), params.max_tokens or 0, param, limit_param, max_model_len)
+            if limit_param is not None:
+                check_context(len(prompt), params.max_tokens or 0, param, limit_param, max_model_len)
         num_sent = sum(map(len, prompts)) * params.n
         if num_sent > MAX_TOKENS_SENT:
             raise RequestError(
@@ -217,18 +217,6 @@ def _within(params: SamplingParams, room: int) -> SamplingParams:
     if params.max_tokens is None or params.max_tokens <= room:
         return params
     return replace(params, max_tokens=room)
-
-
-def _too_many_tokens(
-    num_prompt_tokens: int, max_tokens: int, param: str, limit_param: str, max_model_len: int
-) -> ContextTooLong:
-    """vLLM's sentence."""
-    return ContextTooLong(
-        f"{limit_param}: this model's maximum context length is {max_model_len} tokens. However, you requested "
-        f"{num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the {param}, {max_tokens} in the "
-        f"completion). Please reduce the length of the {param} or {limit_param}.",
-        limit_param,
-    )
 
 
 def _reply_options(request: SamplingFields, params: SamplingParams) -> ReplyOptions:

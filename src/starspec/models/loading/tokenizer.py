@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +51,26 @@ def load_tokenizer(model: str) -> Any:
             raise
     tokenizer.clean_up_tokenization_spaces = False  # it removes spaces of text that a stream has already sent
     return tokenizer
+
+
+def prompt_ids_of_text(tokenizer: Any, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """The prompt of a text.
+
+    Raises: RequestError if it is not valid Unicode.
+    Effects: warns if the tokenizer puts a second BOS token in front.
+    """
+    try:
+        token_ids = list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    except TypeError as error:  # the tokenizer's, for half of a surrogate pair
+        raise RequestError("the prompt is not valid Unicode text", "prompt") from error
+    bos = getattr(tokenizer, "bos_token", None)
+    if add_special_tokens and bos and token_ids[:2] == [tokenizer.bos_token_id] * 2:
+        warnings.warn(
+            f"the text begins with {bos}, and the tokenizer put another in front: models do not expect two, "
+            "give add_special_tokens=False",
+            stacklevel=4,  # the caller of `LLM.generate`
+        )
+    return token_ids
 
 
 def prompt_ids_of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:
