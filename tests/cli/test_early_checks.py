@@ -1,5 +1,6 @@
 """What small files and the command line show to be wrong is said before weights are read, by all commands alike."""
 
+import io
 import sys
 from pathlib import Path
 
@@ -97,6 +98,14 @@ def test_the_doctor_says_so_in_its_report(starspec) -> None:
     outcome = starspec("doctor", *PAIR)
     assert "vocabulary" in outcome.out
     assert outcome.code == 1
+
+
+@pytest.mark.parametrize("prompt", ["", " ", "-"])
+def test_a_prompt_without_tokens_is_refused_before_anything_is_loaded(prompt: str, starspec, monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    outcome = starspec("generate", prompt, "--target", TARGET)
+    assert "the prompt is empty: give a text to continue, or - and a text on standard input" in outcome.err
+    assert outcome.code == 2
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

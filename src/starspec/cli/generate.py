@@ -79,6 +79,8 @@ def generate(
     log_to_stderr(process.log_level)
     text = sys.stdin.read() if prompt == "-" else prompt
     os.environ.update(unless_given(os.environ, SLEEP_AT_ONCE))
+    if not sampling.chat and not text.strip():
+        _check_has_tokens(model.model, text)
     with ProgressBar("loading") as bar, listening(bar.show):
         report(folder_name(model.model))
         from starspec.llm import LLM  # noqa: PLC0415 (imports torch)
@@ -87,6 +89,17 @@ def generate(
         llm = LLM(speculative_config=speculative, max_num_seqs=1, use_tqdm=False, **options)
     with llm:
         _answer(llm, text, params, is_chat=sampling.chat)
+
+
+def _check_has_tokens(model: str, blank: str) -> None:
+    """Check a blank text before weights are read; a tokenizer may put a BOS token in front, which is a prompt.
+
+    Raises: ConfigError if it has no tokens.
+    """
+    from starspec.models.loading import tokenizer  # noqa: PLC0415 (imports jinja)
+
+    if not tokenizer.prompt_ids_of_text(tokenizer.load_tokenizer(model), blank):
+        raise ConfigError("the prompt is empty: give a text to continue, or - and a text on standard input")
 
 
 @contextmanager
