@@ -74,7 +74,7 @@ def test_each_form_is_read(arguments: tuple[str, ...], config: Inner) -> None:
         (("--memory", "2KiBs"), "--memory must be an amount of memory"),
         (("--shares", "a"), "--shares must be NAME=NUMBER"),
         (("--batch", "all"), "--batch must be auto or a number of rows, not 'all'"),
-        (("--ports", "9-7"), "--ports must be FIRST-LAST"),
+        (("--ports", "9-7"), "--ports must be within 1-65535"),
         (("--lengths", "0"), "numbers from 1 on, not 0"),
         (("--count", "9"), "less than or equal to 8"),
     ],

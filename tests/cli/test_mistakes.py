@@ -96,7 +96,39 @@ MISTAKES = {
         ("draft", "--spec-method", "ngram", "--host", "0.0.0.0"),
         "the hub would listen on 0.0.0.0 without keys",
     ),
-    "ports": (("draft", "--spec-method", "ngram", "--data-ports", "9-1"), "--data-ports must be FIRST-LAST"),
+    "no ports": (("draft", "--spec-method", "ngram", "--data-ports", "9"), "--data-ports must be FIRST-LAST"),
+    "ports backwards": (
+        ("draft", "--spec-method", "ngram", "--data-ports", "9-5"),
+        "--data-ports must be within 1-65535 and not end before it begins, as in 7701-7764, not '9-5'",
+    ),
+    "ports beyond the last": (
+        ("draft", "--spec-method", "ngram", "--data-ports", "9-99999"),
+        "--data-ports must be within 1-65535",
+    ),
+    "a hub's host that is no address": (
+        ("draft", "--spec-method", "ngram", "--host", "300.1.1.1"),
+        "--host: '300.1.1.1' is not an IP address, such as 127.0.0.1 or ::1",
+    ),
+    "a target's host that is no address": (
+        ("target", "--target", "synthetic:", "--host", "127.0.0.1:7800"),
+        "--host: '127.0.0.1:7800' is not an IP address",
+    ),
+    "a gateway's host that is no address": (
+        ("gateway", "--endpoint", "tcp://127.0.0.1:7800", "--target", "synthetic:", "--host", "300.1.1.1"),
+        "--host: '300.1.1.1' is not an IP address",
+    ),
+    "a star's host that is no address": (
+        ("up", "--target", "x", "--host", "1.2.3.4.5"),
+        "--host: '1.2.3.4.5' is not an IP address",
+    ),
+    "an endpoint's port beyond the last": (
+        ("gateway", "--endpoint", "tcp://127.0.0.1:99999", "--target", "synthetic:"),
+        "a target is at 'tcp://127.0.0.1:99999', and a port must be 1 to 65535",
+    ),
+    "an endpoint that is no address": (
+        ("target", "--target", "synthetic:", "--hub", "tcp://300.1.1.1:7700"),
+        "the hub is at 'tcp://300.1.1.1:7700': '300.1.1.1' is not an IP address",
+    ),
     "weights": (
         ("draft", "--spec-method", "ngram", "--weights", "target-0"),
         "--weights must be NAME=NUMBER,..., as in target-0=3,target-1=1, not 'target-0'",

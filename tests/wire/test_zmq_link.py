@@ -506,7 +506,7 @@ def test_every_reason_not_to_listen_is_a_sentence(monkeypatch, number: int, sent
         ZmqHub("127.0.0.1", 80, lambda hello, num: None, lambda: None)
 
 
-MALFORMED = ["127.0.0.1:7700", "tcp://127.0.0.1", "tcp://:7700", "tcp://h:port", "tcp://h:0", "tcp://h:\u0667"]
+MALFORMED = ["127.0.0.1:7700", "tcp://127.0.0.1", "tcp://:7700", "tcp://h:port", "tcp://h:\u0667"]
 MALFORMED += [
     f"tcp://{host}:7700" for host in ("*", "http://hub", "hub.example.com/", "user@hub", "my hub", "h\u00fcb")
 ]
@@ -516,6 +516,26 @@ MALFORMED += [
 def test_a_malformed_endpoint_is_a_sentence(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="is not of the form tcp://host:port"):
         ZmqTarget(endpoint, hello(), is_insecure=True)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "sentence"),
+    [
+        ("tcp://h:0", "a port must be 1 to 65535"),
+        ("tcp://h:65536", "a port must be 1 to 65535"),
+        (f"tcp://h:{'9' * 5000}", "a port must be 1 to 65535"),
+        ("tcp://300.1.1.1:7700", "'300.1.1.1' is not an IP address"),
+        ("tcp://[1::2::3]:7700", "is not an IP address"),
+    ],
+)
+def test_an_endpoint_that_cannot_exist_says_what_is_wrong(endpoint: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        ZmqTarget(endpoint, hello(), is_insecure=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "[::1]", "[fe80::1%eth0]", "a-name.example", "7up.example"])
+def test_an_address_or_a_name_passes(host: str) -> None:
+    assert sockets.host_of(f"tcp://{host}:65535", "the hub") == host
 
 
 def test_ipv6_loopback_works(star) -> None:

@@ -101,8 +101,12 @@ def word_or_number(text: str, flag: str, option: Option) -> str | int:
 def port_range(text: str, option: str) -> tuple[int, int]:
     """Parse 7701-7764. Raises: ConfigError that names the option."""
     first, _, last = text.partition("-")
-    if not (first.isdigit() and last.isdigit() and 0 < int(first) <= int(last) < 65536):
+    if not (first.isdecimal() and last.isdecimal()):
         raise ConfigError(f"{option} must be FIRST-LAST, as in 7701-7764, not '{text}'")
+    if not 0 < int(first) <= int(last) < 65536:
+        raise ConfigError(
+            f"{option} must be within 1-65535 and not end before it begins, as in 7701-7764, not '{text}'"
+        )
     return int(first), int(last)
 
 

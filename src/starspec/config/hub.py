@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, get_args
 
 from starspec.config.checks import check_ranges, check_words
 from starspec.config.limits import MAX_DRAFT_TOKENS
-from starspec.config.network import LOOPBACK, AuditLogFile, Host, Insecure, Keys, Port, PrefillChunk, lease
+from starspec.config.network import LOOPBACK, AuditLogFile, Host, Insecure, Keys, Port, PrefillChunk, check_host, lease
 from starspec.config.option import LIMITS, NETWORK, NONE_GIVEN, SPECULATION, Option
 from starspec.errors import ConfigError
 
@@ -135,6 +135,7 @@ class HubConfig:
 
     def __post_init__(self) -> None:
         check_words(self)
+        check_host(self.host, "--host")
         for name, weight in self.weights.items():
             if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
                 raise ConfigError(f"the weight of '{name}' must be {MIN_WEIGHT} to {MAX_WEIGHT:g}, got {weight:g}")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
+import socket
 from typing import Annotated
 
 from starspec.config.option import LIMITS, NETWORK, NONE_GIVEN, PROCESS, Option
+from starspec.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 
@@ -40,6 +44,22 @@ ShutdownTimeout = Annotated[
         least=0.0,
     ),
 ]
+
+
+def check_host(host: str, where: str) -> None:
+    """Check the form of an IP address. A name passes: whoever uses it finds out whether it exists.
+
+    Args:
+        where: what has this host, for the sentence.
+    Raises: ConfigError if the host is written as an IP address and is none.
+    """
+    try:
+        if re.fullmatch(r"[0-9.]+", host):
+            socket.inet_aton(host)  # it knows short forms, too, such as 127.1
+        elif ":" in host:
+            ipaddress.IPv6Address(host.strip("[]"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: '{host}' is not an IP address, such as 127.0.0.1 or ::1") from error
 
 
 def lease(least_s: float) -> Option:

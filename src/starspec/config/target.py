@@ -15,6 +15,7 @@ from starspec.config.network import (
     Port,
     PrefillChunk,
     ShutdownTimeout,
+    check_host,
     lease,
 )
 from starspec.config.option import LIMITS, SPECULATION, Option
@@ -113,6 +114,7 @@ class TargetConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        check_host(self.host, "--host")
         if self.relaxed_thresholds is not None and not self.allow_relaxed:
             raise ConfigError("--relaxed-thresholds has no effect without --allow-relaxed: give both, or none")
         self.batching.num_rows(self.max_num_seqs)  # refuses a window that is too small

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from starspec.config.network import check_host
 from starspec.errors import ConfigError
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -108,9 +109,11 @@ def host_of(endpoint: str, what: str) -> str:
     """The host in tcp://host:port. Raises: ConfigError if ZeroMQ would refuse the endpoint."""
     scheme, _, address = endpoint.partition("://")
     host, _, port = address.rpartition(":")
-    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
-    if scheme != "tcp" or not is_port or not HOST.fullmatch(host):
+    if scheme != "tcp" or not (port.isascii() and port.isdigit()) or not HOST.fullmatch(host):
         raise ConfigError(f"{what} is at '{endpoint}', which is not of the form tcp://host:port")
+    if not 0 < int(port.lstrip("0")[:6] or 0) < 65536:  # Python reads no number of 5000 digits
+        raise ConfigError(f"{what} is at '{endpoint}', and a port must be 1 to 65535")
+    check_host(host, f"{what} is at '{endpoint}'")
     return host
 
 
