@@ -216,6 +216,12 @@ TestCacheWalk = CacheWalk.TestCase
     ("name", "why"),
     [
         ("synthetic:vocb=512", "unknown key 'vocb'; did you mean 'vocab'"),
+        ("synthetic:vocab_size=512", "unknown key 'vocab_size'; did you mean 'vocab'"),
+        (
+            "synthetic:layers=2",
+            "did you mean 'later'[?] known: alpha, later, per_sequence, per_token, role, seed, step_ms",
+        ),
+        ("synthetic:x=2", "unknown key 'x'; known: alpha, later"),
         ("synthetic:vocab=many", "Expected `int`"),
         ("synthetic:vocab=3", "vocab must be at least 64"),
         ("synthetic:alpha=1.5", "alpha must be 0 to 1"),

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -14,6 +14,8 @@ from starspec.config.option import Option
 from starspec.errors import ConfigError
 
 T = TypeVar("T")
+
+SURE: Final = 0.75  # likeness of two words, from which on one is meant for the other
 
 
 def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
@@ -104,9 +106,14 @@ def _words(kind: type) -> dict[str, tuple[str, ...]]:
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """`; did you mean 'x'?`, or the list of known words when none is near."""
+    """`; did you mean 'x'?`, with the list of known words unless it is surely meant, or that list alone.
+
+    A likeness below SURE says little: that of `vocab_size` to `vocab` is lower than that of `layers` to `later`.
+    """
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(sorted(known))}"
+    is_sure = bool(difflib.get_close_matches(word, known, n=1, cutoff=SURE))
+    hint = f"; did you mean '{close[0]}'?" if close else ";"
+    return hint if is_sure else f"{hint} known: {', '.join(sorted(known))}"
 
 
 def one_of(name: str, value: object, known: tuple[str, ...]) -> None:
