@@ -11,9 +11,15 @@ MISTAKES = {
     ),
     "unknown command": (("drat",), "no such command 'drat'. Did you mean 'draft'? (see starspec --help)"),
     "missing option": (("target",), "missing option '--target' / '--model'. (see starspec target --help)"),
-    "no model": (("up",), "give the targets' model once: starspec up MODEL, or --target MODEL"),
-    "two models": (("up", "x", "--target", "y"), "give the targets' model once: starspec up MODEL, or --target MODEL"),
-    "two models, as vLLM names them": (("serve", "x", "--model", "y"), "give the targets' model once"),
+    "no model": (
+        ("up",),
+        "give the targets' model: starspec up MODEL, or --target MODEL, a Hugging Face folder, hub id, .gguf file, or",
+    ),
+    "two models": (
+        ("up", "x", "--target", "y"),
+        "the targets' model is given twice, as 'x' and as --target 'y': give one",
+    ),
+    "two models, as vLLM names them": (("serve", "x", "--model", "y"), "the targets' model is given twice"),
     "an option twice": (
         ("target", "--target", "x", "--hub", "tcp://a:1", "--hub", "tcp://b:1"),
         "--hub is given twice: give it once (see starspec target --help)",
@@ -271,6 +277,12 @@ MISTAKES = {
         ("bench", "certify", "--model", "x", "--target", "y"),
         "the parts with two models need both --target and --draft",
     ),
+    "a pair without a draft": (
+        ("doctor", "--target", "x"),
+        "--draft is missing: the doctor examines a target, --target MODEL or --vllm URL, and its draft, --draft MODEL",
+    ),
+    "a pair without a target": (("doctor", "--draft", "x"), "--target is missing: the doctor examines a target"),
+    "a pair of nothing": (("doctor",), "--target and --draft are missing: the doctor examines a target"),
     "a file that would not be written": (
         ("doctor", "--vllm", "http://127.0.0.1:1", "--json", "found.json"),
         "--vllm without --draft measures nothing that --json could keep",

@@ -69,8 +69,12 @@ def doctor(
                 raise ConfigError("--vllm without --draft measures nothing that --json could keep")
             _read_counters(vllm)
             return
-    if not draft.draft or not (model.model or vllm is not None):
-        raise ConfigError("give --target and --draft, or --vllm")
+    given = {"--target": bool(model.model) or vllm is not None, "--draft": bool(draft.draft)}
+    if missing := [flag for flag, is_given in given.items() if not is_given]:
+        raise ConfigError(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: the doctor examines a target, "
+            "--target MODEL or --vllm URL, and its draft, --draft MODEL"
+        )
     speculative = SpeculativeConfig(method=draft.method, model=draft.draft, quantization=draft.quantization)
     model = replace(model, model=model.model or draft.draft)
     with measuring("doctor") as bar:

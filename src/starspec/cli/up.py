@@ -34,7 +34,7 @@ from starspec.config import (
     read_thresholds,
 )
 from starspec.config.network import LOOPBACK
-from starspec.config.option import MODELS, NONE_GIVEN, PROCESS
+from starspec.config.option import A_MODEL, MODELS, NONE_GIVEN, PROCESS
 from starspec.errors import ConfigError, StarspecError
 from starspec.observe.trace import merge
 from starspec.output_files import write_whole
@@ -154,8 +154,10 @@ def up(
 
 def _of_model(model: ModelConfig, name: str | None) -> ModelConfig:
     """The targets' model, which may be named with --target or without. Raises: ConfigError unless it is named once."""
-    if bool(name) == bool(model.model):
-        raise ConfigError("give the targets' model once: starspec up MODEL, or --target MODEL")
+    if name and model.model:
+        raise ConfigError(f"the targets' model is given twice, as '{name}' and as --target '{model.model}': give one")
+    if not (name or model.model):
+        raise ConfigError(f"give the targets' model: starspec up MODEL, or --target MODEL, a {A_MODEL}")
     return replace(model, model=name or model.model)
 
 

@@ -21,6 +21,9 @@ from starspec.errors import ConfigError
 KeyRole = Literal["hub", "target", "gateway"]
 ROLES: Final[tuple[KeyRole, ...]] = ("hub", "target", "gateway")
 KEY_LEN: Final = 40  # characters of a z85 key
+MISSING_KEY: Final = (
+    "`starspec keygen FOLDER` makes the keys of all roles; copy this one from there, or give --keys the right folder"
+)
 ZAP_DOMAIN: Final = "starspec:"  # and the name of the only key that may connect, if there is one
 
 
@@ -127,7 +130,8 @@ def read_key(path: Path) -> bytes:
     try:
         key = path.read_bytes().strip()
     except OSError as error:
-        raise ConfigError(f"cannot read the key {path}: {error.strerror}") from error
+        remedy = f"; {MISSING_KEY}" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"cannot read the key {path}: {error.strerror}{remedy}") from error
     try:
         is_key = len(key) == KEY_LEN and len(z85.decode(key)) == 32
     except (ValueError, KeyError):
