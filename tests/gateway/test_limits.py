@@ -96,6 +96,8 @@ async def test_an_unknown_model_names_the_one_there_is_and_an_omitted_one_takes_
     reply = await gateway.post("/v1/completions", model="gpt-4", prompt="hi")
     assert reply.status_code == 404
     assert reply.json()["error"]["message"] == "the model 'gpt-4' does not exist; this server has 'our-model'"
+    reply = await gateway.post("/v1/completions", model="our-modell", prompt="hi")
+    assert reply.json()["error"]["message"] == "the model 'our-modell' does not exist; did you mean 'our-model'?"
     assert (await gateway.post("/v1/completions", prompt="hi")).json()["model"] == "our-model"
 
 
@@ -106,6 +108,11 @@ async def test_an_unknown_model_names_the_one_there_is_and_an_omitted_one_takes_
         ("tool_choice", "required", "describe the tools in a message"),
         ("response_format", {"type": "json_object"}, 'only {"type": "text"} is supported'),
         ("guided_json", {}, "describe the format in a message"),
+        ("echo", True, "put the prompt in front of it yourself"),
+        ("best_of", 4, "ask for as many answers with n and logprobs"),
+        ("suffix", "end", "write the text around the gap into the prompt"),
+        ("prompt_logprobs", 1, "ask for those with logprobs"),
+        ("typical_p", 0.5, "leave it out"),
     ],
 )
 async def test_a_refusal_says_what_to_do_instead(gateway: Any, name: str, value: Any, advice: str) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -50,7 +51,7 @@ from starspec.gateway.translate import Translator
 from starspec.gateway.unsupported import refuse_unsupported
 from starspec.observe.metrics import StatusSnapshot
 from starspec.policy.retry_after import NO_TARGET_S
-from starspec.quoting import quoted
+from starspec.quoting import quoted, shortened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +192,9 @@ class Routes:
     def _check_model(self, asked: str | None) -> None:
         served = self._services.identity.model
         if asked is not None and asked != served:
-            raise RequestError(f"the model {quoted(asked)} does not exist; this server has {served!r}", "model", 404)
+            is_near = bool(get_close_matches(shortened(asked), [served]))
+            hint = f"did you mean {served!r}?" if is_near else f"this server has {served!r}"
+            raise RequestError(f"the model {quoted(asked)} does not exist; {hint}", "model", 404)
 
     def _max_model_len(self) -> int:
         """Raises: CapacityError if no target is connected, because the context is not known then."""

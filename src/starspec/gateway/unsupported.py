@@ -98,6 +98,13 @@ ADVICE: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"), NO_GRAMMAR
     ),
+    "best_of": "ask for as many answers with n and logprobs, and choose among them yourself, or leave this out",
+    "echo": "the answer comes without the prompt: put the prompt in front of it yourself, or leave this out",
+    "prompt_logprobs": "only an answer's tokens have log-probabilities: ask for those with logprobs, or leave this out",
+    "suffix": (
+        "this server only continues texts: write the text around the gap into the prompt, in the form that your model "
+        "was trained with, or leave this out"
+    ),
     "response_format": f'{NO_GRAMMAR}; only {{"type": "text"}} is supported',
 }
 
@@ -135,5 +142,4 @@ def refuse_unsupported_parts(index: int, extras: Mapping[str, Any] | None) -> No
 
 def _refuse(name: str, value: Any, without_effect: tuple[object, ...], where: str) -> None:
     if value is not None and value not in without_effect:
-        advice = f": {ADVICE[name]}" if name in ADVICE else ""
-        raise RequestError(f"{where}{name} is not supported{advice}", where + name)
+        raise RequestError(f"{where}{name} is not supported: {ADVICE.get(name, 'leave it out')}", where + name)
