@@ -11,6 +11,7 @@ import typer
 
 from starspec.cli import given
 from starspec.cli.bench_batch import batch
+from starspec.cli.bench_relaxed import relaxed
 from starspec.cli.bench_star import async_pair, star, warm
 from starspec.cli.binder import bound, take
 from starspec.cli.command import CommandLine
@@ -24,6 +25,7 @@ from starspec.harness.model_pair import ModelPair
 
 app = CommandLine(name="bench", no_args_is_help=True, help="Measure on this machine.")
 app.command()(batch)
+app.command()(relaxed)
 app.command()(star)
 app.command("async")(async_pair)
 app.command()(warm)

@@ -1,7 +1,8 @@
 """Prompts: from a file, or the few that come with starspec.
 
 A file is UTF-8, with or without a byte-order mark, and has one JSON object a line:
-`{"id": str, "category": str, "turns": [str, ...]}`; other keys are ignored.
+`{"id": str, "category": str, "turns": [str, ...], "reference": str}`; other keys are ignored. Only measurements that
+grade answers need the reference, which others ignore in any form.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class _Line(msgspec.Struct):
     turns: Annotated[list[str], Meta(min_length=1)]
     id: str = ""
     category: str = ""
+    reference: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Prompt:
     category: str
     text: str  # of the first turn
     later_turns: tuple[str, ...] = ()
+    reference: str | None = None  # what an answer is compared with; None = unknown
 
 
 def own_prompts() -> list[Prompt]:
@@ -98,7 +101,9 @@ def _parse(content: bytes, where: str) -> list[Prompt]:
                 f"prompts '{where}', line {number}: {_complaint(line, error)}; "
                 "a prompt file holds one JSON object a line, in UTF-8"
             ) from error
-        prompts.append(Prompt(entry.id or f"line-{number}", entry.category, entry.turns[0], tuple(entry.turns[1:])))
+        first, *later = entry.turns
+        reference = entry.reference if isinstance(entry.reference, str) else None
+        prompts.append(Prompt(entry.id or f"line-{number}", entry.category, first, tuple(later), reference))
     if not prompts:
         raise ConfigError(f"prompts '{where}': there are none in it")
     return prompts

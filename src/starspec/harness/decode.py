@@ -35,6 +35,7 @@ class Job:
     max_tokens: int
     num_draft_tokens: int | None = None  # None: as the drafts are configured
     relaxed_tau: float = 0.0  # of relaxed verification; 0 = strict
+    stop: tuple[str, ...] = ()  # strings that end the answer
 
     @property
     def spec(self) -> RequestSpec:
@@ -44,6 +45,7 @@ class Job:
             max_tokens=self.max_tokens,
             num_draft_tokens=self.num_draft_tokens,
             relaxed_tau=self.relaxed_tau,
+            stop=self.stop,
         )
 
 
