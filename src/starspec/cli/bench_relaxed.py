@@ -51,7 +51,8 @@ def relaxed(
 ) -> None:
     """Measure relaxed verification over tau: speed, acceptance length, and accuracy in HumanEval and GSM8K.
 
-    Each figure has its 95% interval. Exits 1 if tau = 0, which is strict, changed a token of plain decoding.
+    Each figure has its 95% interval. Exits 1 if tau = 0, which is strict, changed a token of plain decoding. Ctrl-C
+    stops measuring; the results so far are shown and saved.
     """
     with measuring("bench relaxed") as bar:
         from starspec.bench.relaxed.measure import measure_relaxed  # noqa: PLC0415 (torch)
@@ -75,3 +76,5 @@ def relaxed(
         draw=partial(draw, report.rows, png_file) if png_file else None,
         mistakes=report.mistakes,
     )
+    if not report.is_whole:
+        raise typer.Abort

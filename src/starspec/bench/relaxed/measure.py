@@ -118,7 +118,11 @@ def measure_relaxed(
         problems: at least one.
         may_run_code: whether programs that the model writes may run on this machine.
         clock: seconds; times the groups.
-    Raises: ConfigError if HumanEval cannot or may not be graded; ModelError; VocabularyMismatch.
+
+    An interrupt (Ctrl-C) while problems are answered ends that, and keeps the groups that were answered in every way.
+
+    Raises: ConfigError if HumanEval cannot or may not be graded; ModelError; VocabularyMismatch; KeyboardInterrupt if
+        no group was answered yet.
     """
     check_may_run(problems, may_run_code)
     if any(problem.task is Task.HUMAN_EVAL for problem in problems):
@@ -128,13 +132,14 @@ def measure_relaxed(
     bound = f"at most about {max(1, math.ceil(bench.warm_up() / 60))} min"
     num_turns = bench.num_groups * bench.num_ways
     advance(f"answering {len(problems)} problems in {bench.num_ways} ways, {bound}", 1 + num_turns)
-    runs = {task: _in_turns(bench, task, bound, advance, clock) for task in bench.places}
-    advance("grading", 1 + len(problems) * bench.num_ways)
-    for task, each in runs.items():
-        _grade(bench, task, each, advance)
-    rows = [row for task, each in runs.items() for row in relaxed_rows(task, bench.jobs_of(task), each)]
+    runs, is_whole = _answer_all(bench, lambda what: advance(f"{what} ({bound} in all)", None), clock)
+    advance("grading", 1 + sum(len(each.answers) for ways in runs.values() for each in ways))
+    for task, ways in runs.items():
+        _grade(bench, task, ways, advance)
+    rows = [row for task, ways in runs.items() for row in relaxed_rows(task, bench.jobs_of(task), ways)]
     return RelaxedReport(
         provenance=collect_provenance(models.names),
+        is_whole=is_whole,
         rows=rows,
         ratios=ratios_of(rows),
         is_promised=bench.workbench.promises_equality and RULES[plan.rejection_sample_method].promise == "exact",
@@ -152,32 +157,47 @@ def measure_relaxed(
     )
 
 
-def _in_turns(bench: _Bench, task: Task, bound: str, advance: Advance, clock: Callable[[], float]) -> list[Runs]:
+def _answer_all(
+    bench: _Bench, advance: Callable[[str], None], clock: Callable[[], float]
+) -> tuple[dict[Task, list[Runs]], bool]:
+    """Each task's problems in every way, and whether that was not interrupted. Raises: as `measure_relaxed`."""
+    runs = {task: [Runs(tau) for tau in (None, *bench.plan.all_taus)] for task in bench.places}
+    try:
+        for task, ways in runs.items():
+            _in_turns(bench, task, ways, advance, clock)
+    except KeyboardInterrupt:
+        answered = {task: ways for task, ways in runs.items() if ways[0].answers}
+        if not answered:
+            raise
+        return answered, False
+    return runs, True
+
+
+def _in_turns(
+    bench: _Bench, task: Task, ways: Sequence[Runs], advance: Callable[[str], None], clock: Callable[[], float]
+) -> None:
     """Answer a task's problems group by group, each group in every way, so that a slow moment slows all of them.
 
-    Which way is first changes from group to group.
-
-    Args:
-        bound: how long everything takes, for people.
-    Returns: plain decoding, then each tau.
+    Which way is first changes from group to group. Effects: whole groups are added to the ways.
     """
-    runs = [Runs(tau) for tau in (None, *bench.plan.all_taus)]
     jobs, size = bench.jobs_of(task), bench.plan.batch_size
     for number, start in enumerate(range(0, len(jobs), size)):
-        first = number % len(runs)
-        for each in (*runs[first:], *runs[:first]):
-            advance(f"{task.value} {start + 1} of {len(jobs)}, {each.name} ({bound} in all)", None)
+        timed: dict[float | None, tuple[list[JobResult], float]] = {}
+        first = number % len(ways)
+        for each in (*ways[first:], *ways[:first]):
+            advance(f"{task.value} {start + 1} of {len(jobs)}, {each.name}")
             started_s = clock()
             answers = bench.answer(jobs[start : start + size], each.tau)
-            each.add(answers, clock() - started_s)
-    return runs
+            timed[each.tau] = answers, clock() - started_s
+        for each in ways:
+            each.add(*timed[each.tau])
 
 
-def _grade(bench: _Bench, task: Task, runs: Sequence[Runs], advance: Advance) -> None:
-    """Grade all answers; equal answers to one problem once. Effects: `outcomes` of the runs."""
-    for number, place in enumerate(bench.places[task]):
-        problem, known = bench.problems[place], dict[str, Outcome]()
-        for each in runs:
+def _grade(bench: _Bench, task: Task, ways: Sequence[Runs], advance: Advance) -> None:
+    """Grade all answers; equal answers to one problem once. Effects: `outcomes` of the ways."""
+    for number in range(len(ways[0].answers)):
+        problem, known = bench.problems[bench.places[task][number]], dict[str, Outcome]()
+        for each in ways:
             advance(f"grading {problem.prompt.name}, {each.name}", None)
             text = bench.text(each.answers[number])
             if text not in known:

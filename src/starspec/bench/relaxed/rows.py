@@ -112,6 +112,7 @@ class RelaxedReport:
     """What `starspec bench relaxed` saves."""
 
     provenance: Provenance
+    is_whole: bool  # False: an interrupt ended it, and only some problems were answered
     rows: list[RelaxedRow]
     ratios: dict[str, float]
     is_promised: bool  # that tau = 0 gives the tokens of plain decoding
@@ -141,11 +142,11 @@ def relaxed_rows(task: Task, jobs: Sequence[Job], runs: Sequence[Runs]) -> list[
     """A row for each way of decoding.
 
     Args:
-        jobs: of this task's problems.
+        jobs: of this task's problems; the first ones were answered.
         runs: plain decoding and tau = 0 first, graded.
     """
     plain, strict = runs[:2]
-    return [_row(task, jobs, each, plain, strict) for each in runs]
+    return [_row(task, jobs[: len(plain.answers)], each, plain, strict) for each in runs]
 
 
 def _row(task: Task, jobs: Sequence[Job], runs: Runs, plain: Runs, strict: Runs) -> RelaxedRow:
@@ -228,40 +229,56 @@ def _accuracy_finding(task: str, rows: Sequence[RelaxedRow]) -> str:
     return f"{task}: the accuracies' intervals do not overlap for tau {'; '.join(apart)}"
 
 
-COLUMNS: Final = (
-    Column("task", "task", is_text=True),
-    Column("tau", "name"),
+WAY: Final = (Column("task", "task", is_text=True), Column("tau", "name"))
+SPEED_COLUMNS: Final = (
+    *WAY,
     Column("tokens/s", "tokens_per_s", ".2f"),
     Column("over tau 0", "vs_strict", ".2f"),
     Column("over plain", "vs_plain", ".2f"),
     Column("acceptance length", "acceptance_length", ".2f"),
+    Column("block efficiency", "block_efficiency", ".2f"),
     Column("relaxed", "relaxed_share", ".1%"),
+)
+ACCURACY_COLUMNS: Final = (
+    *WAY,
+    Column("solved", share("num_right", "num_problems")),
     Column("accuracy, %", lambda row: row.accuracy.times(100), ".1f"),
     Column("lost", "num_lost"),
     Column("gained", "num_gained"),
     Column("cut", "num_cut"),
     Column("as plain", share("num_same_as_plain", "num_problems")),
-    Column("until different", "partial_match_rate", ".0%"),
+    Column("same until", "partial_match_rate", ".0%"),
 )
-TITLE: Final = (
-    "tokens/s with prompts; in brackets 95% intervals (Student's over groups for speeds, over answers for lengths; "
-    "Wilson's for accuracy); relaxed = of the accepted draft tokens; lost, gained = problems, against tau 0"
+SPEED_TITLE: Final = (
+    "tokens/s with prompts; 95% intervals: Student's, over groups for speeds, over answers for acceptance lengths; "
+    "relaxed = share of the accepted draft tokens that strict verification refuses"
+)
+ACCURACY_TITLE: Final = (
+    "accuracy with Wilson's 95% interval; lost, gained = problems, against tau 0; cut = ended by --max-tokens; "
+    "same until = share of plain decoding's tokens before the first difference"
 )
 
 
 def blocks(report: RelaxedReport) -> list[Block]:
     """What people read."""
-    limits = report.thresholds
-    num = sum((row.vs_strict is not None) + (row.tau is not None) for row in report.rows)
+    rows, limits = report.rows, report.thresholds
+    num = sum((row.vs_strict is not None) + (row.vs_plain is not None) + 1 for row in rows)
     return [
-        Table(TITLE, COLUMNS, report.rows, section="task", is_bold=lambda row: row.tau == 0.0),
+        _table(SPEED_TITLE, SPEED_COLUMNS, rows),
+        _table(ACCURACY_TITLE, ACCURACY_COLUMNS, rows),
         f"numerics: {report.numerics}",
         f"rule: relaxed {report.rejection_sample_method}; lambda_1 {limits.lambda_1:.4g}, lambda_2 "
         f"{limits.lambda_2:.4g}, lambda_3 {limits.lambda_3:.4g}; groups of {report.batch_size}, K = "
         f"{report.num_draft_tokens}, T = {report.temperature:g}",
-        *findings(report.rows),
-        f"each interval misses the true value in one of 20 samples; these are {num}, and they are not independent",
+        *findings(rows),
+        f"a 95% interval misses the true value in one of 20 samples, and there are {num} intervals of speeds and "
+        "accuracies",
+        *([] if report.is_whole else ["interrupted: these are the problems that were answered in every way"]),
     ]
+
+
+def _table(title: str, columns: Sequence[Column], rows: Sequence[RelaxedRow]) -> Table:
+    return Table(title, columns, rows, section="task", is_bold=lambda row: row.tau == 0.0)
 
 
 def draw(rows: Sequence[RelaxedRow], path: Path) -> None:
