@@ -323,6 +323,40 @@ async def test_without_a_target_everything_that_needs_one_is_a_503(gateway: Any)
     assert (await gateway.http.get("/ping")).status_code == 503
 
 
+WITHOUT_A_TARGET = [  # route, body, parameter at fault
+    ("completions", {"prompt": "hi", "temprature": 1}, "temprature"),
+    ("completions", {"prompt": "hi", "temperature": -1}, "temperature"),
+    ("completions", {"prompt": "hi", "max_tokens": 0}, "max_tokens"),
+    ("completions", {"prompt": "hi", "stop": ["x"] * 17}, "stop"),
+    ("completions", {"prompt": "hi", "stop_token_ids": [999_999]}, "stop_token_ids"),
+    ("completions", {"prompt": "hi", "logit_bias": {"999999": 1}}, "logit_bias"),
+    ("completions", {"prompt": "hi", "speculative": {"num_speculative_tokens": 99}}, None),
+    ("completions", {"prompt": "hi", "stream_options": {"include_usage": True}}, "stream_options"),
+    ("completions", {"prompt": "hi", "best_of": 2}, "best_of"),
+    ("completions", {"prompt": ""}, "prompt"),
+    ("completions", {"prompt": [999_999]}, "prompt"),
+    ("completions", {"prompt": [1] * 200_000, "n": 8}, "prompt"),
+    ("chat/completions", {"messages": [USER], "tools": [{"type": "function"}]}, "tools"),
+    ("chat/completions", {"messages": [{"role": "robot", "content": "hi"}]}, "messages[0].role"),
+    ("chat/completions", {"messages": [USER], "top_logprobs": 2}, "top_logprobs"),
+    ("chat/completions", {"messages": [USER], "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ("chat/completions", {"messages": [USER], "continue_final_message": True, "add_generation_prompt": True}, None),
+]
+
+
+async def test_a_request_that_no_target_could_answer_is_a_400_while_there_is_none(gateway: Any) -> None:
+    gateway.target.lose()
+    for route, body, param in WITHOUT_A_TARGET:
+        reply = await gateway.http.post(f"/v1/{route}", json=body)
+        assert reply.status_code == 400, (body, reply.text)
+        assert param in (None, error_of(reply)["param"])
+    for route, body in (
+        ("completions", {"prompt": "hi", "max_tokens": 999}),
+        ("chat/completions", {"messages": [USER]}),
+    ):
+        assert (await gateway.http.post(f"/v1/{route}", json=body)).status_code == 503
+
+
 def test_an_unexpected_error_tells_the_log_and_not_the_client() -> None:
     with capture_logs() as logs:
         fault = http_error_of(ValueError("/secret/path and a prompt"))

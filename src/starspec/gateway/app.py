@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starspec import __version__
 from starspec.audit import AuditLog
 from starspec.config import GatewayConfig
-from starspec.errors import CapacityError, RequestError, StarspecError
+from starspec.errors import RequestError, StarspecError
 from starspec.gateway.background import run_forever
 from starspec.gateway.drain import Drain, DrainMiddleware
 from starspec.gateway.formats import ChatFormat, CompletionFormat, ReplyBuilder, ReplyFormat
@@ -50,7 +50,6 @@ from starspec.gateway.token_text import TokenText
 from starspec.gateway.translate import Translator
 from starspec.gateway.unsupported import refuse_unsupported
 from starspec.observe.metrics import StatusSnapshot
-from starspec.policy.retry_after import NO_TARGET_S
 from starspec.quoting import quoted, shortened
 
 
@@ -87,12 +86,12 @@ class Routes:
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         self._check_model(body.model)
-        translation = self._services.translator.completion(body, self._max_model_len())
+        translation = self._services.translator.completion(body, self._services.router.max_model_len)
         return await self._answer(translation, CompletionFormat, "cmpl", request)
 
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
         self._check_model(body.model)
-        translation = self._services.translator.chat(body, self._max_model_len())
+        translation = self._services.translator.chat(body, self._services.router.max_model_len)
         return await self._answer(translation, ChatFormat, "chatcmpl", request)
 
     async def models(self) -> Response:
@@ -195,13 +194,6 @@ class Routes:
             is_near = bool(get_close_matches(shortened(asked), [served]))
             hint = f"did you mean {served!r}?" if is_near else f"this server has {served!r}"
             raise RequestError(f"the model {quoted(asked)} does not exist; {hint}", "model", 404)
-
-    def _max_model_len(self) -> int:
-        """Raises: CapacityError if no target is connected, because the context is not known then."""
-        length = self._services.router.max_model_len
-        if length is None:
-            raise CapacityError("no target is connected that could take this request", NO_TARGET_S)
-        return length
 
     def _card(self) -> dict[str, Any]:
         identity = self._services.identity

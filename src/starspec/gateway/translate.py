@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from starspec.config import MAX_DRAFT_TOKENS, nearest
-from starspec.errors import ContextTooLong, RequestError
+from starspec.errors import CapacityError, ContextTooLong, RequestError
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.schema import ChatCompletionRequest, CompletionRequest, SamplingFields, TokenIds
 from starspec.gateway.served_model import GenerationDefaults
 from starspec.gateway.unsupported import refuse_unsupported
+from starspec.policy.retry_after import NO_TARGET_S
 from starspec.quoting import quoted
 from starspec.request_specs import check_context, request_specs
 from starspec.sampling_params import SamplingParams
@@ -31,8 +32,14 @@ class Translator:
         self._codec = codec
         self._defaults = defaults
 
-    async def completion(self, request: CompletionRequest, max_model_len: int) -> GenerationRequest:
-        """Raises: RequestError, naming the parameter, for anything that is not supported."""
+    async def completion(self, request: CompletionRequest, max_model_len: int | None) -> GenerationRequest:
+        """Translate a request.
+
+        Args:
+            max_model_len: the targets' context; None = no target is connected.
+        Raises: RequestError, naming the parameter, for anything that is not supported. Only then CapacityError, if the
+            context is not known.
+        """
         refuse_unsupported(request.model_extra, CompletionRequest.model_fields)
         limit = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
         params = self._params(request, limit, request.logprobs)
@@ -42,8 +49,8 @@ class Translator:
             self._generation_request, request, params, prompts, "prompt", limit_param, max_model_len
         )
 
-    async def chat(self, request: ChatCompletionRequest, max_model_len: int) -> GenerationRequest:
-        """Raises: RequestError, naming the parameter, for anything that is not supported."""
+    async def chat(self, request: ChatCompletionRequest, max_model_len: int | None) -> GenerationRequest:
+        """As `completion`."""
         refuse_unsupported(request.model_extra, ChatCompletionRequest.model_fields)
         params = self._chat_params(request)
         prompt = await self._codec.encode_chat(request, max_model_len)
@@ -103,7 +110,7 @@ class Translator:
         self._codec.check_ids(list(bias), "logit_bias")
         return bias
 
-    async def _prompts(self, request: CompletionRequest, max_model_len: int) -> list[TokenIds]:
+    async def _prompts(self, request: CompletionRequest, max_model_len: int | None) -> list[TokenIds]:
         """Each prompt as token ids; a bare string or list of ids is one prompt."""
         adds_special = request.add_special_tokens is not False
         match request.prompt:
@@ -129,20 +136,15 @@ class Translator:
         prompts: Sequence[TokenIds],
         param: str,
         limit_param: str | None,
-        max_model_len: int,
+        max_model_len: int | None,
     ) -> GenerationRequest:
-        for prompt in prompts:
-            self._check_prompt(prompt, param, max_model_len)
-            if limit_param is not None:
-                check_context(len(prompt), params.max_tokens or 0, param, limit_param, max_model_len)
-        num_sent = sum(map(len, prompts)) * params.n
-        if num_sent > MAX_TOKENS_SENT:
-            raise RequestError(
-                f"{param}: the answers have prompts of {num_sent} tokens together, more than the {MAX_TOKENS_SENT} "
-                "that one request may have: ask for fewer answers at a time",
-                param,
-            )
+        self._check_prompts(prompts, params.n, param)
         speculation = Speculation.of(request.speculative)
+        options = _reply_options(request, params)
+        if max_model_len is None:
+            raise CapacityError("no target is connected that could take this request", NO_TARGET_S)
+        for prompt in prompts:
+            _check_room(len(prompt), params, param, limit_param, max_model_len)
         specs = tuple(
             spec
             for prompt in prompts
@@ -150,20 +152,33 @@ class Translator:
                 prompt, _within(params, max_model_len - len(prompt)), self._codec.eos_token_ids, *speculation
             )
         )
-        return GenerationRequest(
-            specs=specs, num_prompts=len(prompts), prompt_param=param, options=_reply_options(request, params)
-        )
+        return GenerationRequest(specs=specs, num_prompts=len(prompts), prompt_param=param, options=options)
 
-    def _check_prompt(self, prompt: TokenIds, param: str, max_model_len: int) -> None:
-        if not prompt:
-            raise RequestError(f"{param}: the prompt has no tokens", param)
-        self._codec.check_ids(prompt, param)
-        if len(prompt) >= max_model_len:
-            raise ContextTooLong(
-                f"{param}: the prompt has {len(prompt)} tokens, which leaves no room for an answer in the "
-                f"context of {max_model_len}",
+    def _check_prompts(self, prompts: Sequence[TokenIds], num_answers: int, param: str) -> None:
+        for prompt in prompts:
+            if not prompt:
+                raise RequestError(f"{param}: the prompt has no tokens", param)
+            self._codec.check_ids(prompt, param)
+        num_sent = sum(map(len, prompts)) * num_answers
+        if num_sent > MAX_TOKENS_SENT:
+            raise RequestError(
+                f"{param}: the answers have prompts of {num_sent} tokens together, more than the {MAX_TOKENS_SENT} "
+                "that one request may have: ask for fewer answers at a time",
                 param,
             )
+
+
+def _check_room(
+    num_prompt_tokens: int, params: SamplingParams, param: str, limit_param: str | None, max_model_len: int
+) -> None:
+    if num_prompt_tokens >= max_model_len:
+        raise ContextTooLong(
+            f"{param}: the prompt has {num_prompt_tokens} tokens, which leaves no room for an answer in the "
+            f"context of {max_model_len}",
+            param,
+        )
+    if limit_param is not None:
+        check_context(num_prompt_tokens, params.max_tokens or 0, param, limit_param, max_model_len)
 
 
 class Speculation(NamedTuple):
