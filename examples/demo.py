@@ -30,6 +30,7 @@ from starspec.harness.report import Report, write_report
 from starspec.models.loading.demo_model import demo_head_folder, demo_model_folder
 from starspec.observe.status import StatusWatch
 from starspec.observe.table import star_line, star_table
+from starspec.output_files import why_full, why_no_file
 
 MAX_TOKENS = 96
 GREEDY: dict[str, Any] = {"temperature": 0.0}
@@ -224,6 +225,10 @@ def main() -> None:
     given = parser.parse_args()
     if min(given.repeats, given.max_tokens) < 1:
         parser.error("--repeats and --max-tokens are at least 1")
+    if given.json is not None and (why := why_no_file(given.json)):
+        parser.error(f"--json: {why}")
+    if why := why_full(sys.stdout.fileno()):
+        parser.error(f"the output cannot be written: {why}")
     for ending in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what was started is stopped on the way out
         signal.signal(ending, lambda number, _: sys.exit(128 + number))
     started_s = time.monotonic()

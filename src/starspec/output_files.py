@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +46,8 @@ def why_no_file(path: Path) -> str | None:
     try:
         if path.is_dir():
             return f"'{path}' is a folder: give the name of a file"
-        return _why_nothing_below(path) or _why_read_only(path, path if path.exists() else path.absolute().parent)
+        place = path if path.exists() else path.absolute().parent
+        return _why_nothing_below(path) or _why_read_only(path, place) or _why_no_room(path, place)
     except OSError as error:
         return f"'{path}' cannot be written: {error.strerror}"
 
@@ -52,13 +56,13 @@ def why_no_folder(path: Path) -> str | None:
     """Why a folder cannot be used, or made in a folder that is there, as a sentence; None if it can. Makes nothing."""
     try:
         if path.is_dir():
-            return _why_read_only(path, path)
+            return _why_read_only(path, path) or _why_no_room(path, path)
         if path.exists():
             return f"'{path}' is a file: give the name of a folder"
         parent = path.absolute().parent
         if parent == parent.parent:
             return f"'{path}' would be a new folder at the root of the file system: name one in a folder of yours"
-        return _why_nothing_below(path) or _why_read_only(path, parent)
+        return _why_nothing_below(path) or _why_read_only(path, parent) or _why_no_room(path, parent)
     except OSError as error:
         return f"'{path}' cannot be written: {error.strerror}"
 
@@ -74,3 +78,43 @@ def _why_nothing_below(path: Path) -> str | None:
 
 def _why_read_only(path: Path, place: Path) -> str | None:
     return None if os.access(place, os.W_OK) else f"'{path}' cannot be written: '{place}' is read-only"
+
+
+def _why_no_room(path: Path, place: Path) -> str | None:
+    """Why a file, a folder or a device takes nothing. A pipe is not asked: opening one may wait for its reader."""
+    if stat.S_ISFIFO(place.stat().st_mode):
+        return None
+    descriptor = os.open(place, os.O_RDONLY if place.is_dir() else os.O_WRONLY | os.O_NOCTTY)
+    try:
+        why = why_full(descriptor)
+    finally:
+        os.close(descriptor)
+    return f"'{path}' cannot be written: {why}" if why else None
+
+
+def why_full(descriptor: int) -> str | None:
+    """Why nothing can be written to an open file, folder, pipe or device, in the system's words; None if it may go.
+
+    Writes nothing. Quotas and limits of a file's size are not seen.
+    """
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISCHR(mode):
+            os.write(descriptor, b"")  # a full device says so
+        elif stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            poll = select.poll()
+            poll.register(descriptor, 0)
+            if any(event & select.POLLERR for _, event in poll.poll(0)):
+                return os.strerror(errno.EPIPE)  # the reader is gone
+        else:
+            disk = os.fstatvfs(descriptor)
+            if disk.f_blocks and not disk.f_bfree:
+                return os.strerror(errno.ENOSPC)
+    except OSError as error:
+        return reason_of(error)
+    return None
+
+
+def reason_of(error: OSError) -> str:
+    """Why something could not be written, in words for people."""
+    return "it is closed" if error.errno == errno.EBADF else error.strerror or str(error)

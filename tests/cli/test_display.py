@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from starspec.cli.display import LineDisplay
 from starspec.supervise.child import ChildSpec, ChildState
@@ -30,6 +31,15 @@ def test_lines_that_nobody_reads_any_more_stop_nothing() -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (0, "went on")
+
+
+def test_a_full_disk_stops_no_star() -> None:
+    """`starspec up > log`: its requests are answered although its lines are lost."""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", SPEAKER], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert done.stderr.startswith("went on")
 
 
 def test_a_stage_of_loading_is_one_line_however_far_it_comes(capsys) -> None:

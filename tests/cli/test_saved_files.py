@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.core import TyperGroup
@@ -108,6 +109,20 @@ def test_nothing_is_saved_where_this_process_may_not_write(starspec, tmp_path: P
     monkeypatch.setattr("os.access", lambda place, _mode: place != tmp_path)  # to root no folder is read-only
     sentence = refusal(starspec("bench", "wire", "--json", str(tmp_path / "result.json")))
     assert f"cannot be written: '{tmp_path}' is read-only" in sentence
+
+
+@pytest.mark.parametrize("words", SAVING, ids=" ".join)
+def test_nothing_is_saved_on_a_full_disk(words: tuple[str, ...], starspec, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("os.fstatvfs", lambda _: SimpleNamespace(f_blocks=1000, f_bfree=0))
+    sentence = refusal(starspec(*line_with(words, tmp_path / "result.png")))
+    assert words[-1] in sentence
+    assert "result.png' cannot be written: No space left on device" in sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_saved_to_a_full_device(starspec) -> None:
+    sentence = refusal(starspec("bench", "wire", "--json", "/dev/full"))
+    assert "'/dev/full' cannot be written: No space left on device" in sentence
 
 
 @pytest.mark.parametrize("command", ["tree", "batch", "relaxed"])

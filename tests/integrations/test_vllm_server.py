@@ -27,6 +27,7 @@ from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import write_report
 from starspec.harness.servers import VllmServer
 from starspec.models.loading.tokenizer import load_tokenizer
+from starspec.output_files import why_no_file
 from starspec.policy.length.experiments import PROBE_EVERY
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")
@@ -47,6 +48,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def fleet(smollm2: Path) -> Iterator[Fleet]:
+    why = why_no_file(Path(RECEIPT)) if RECEIPT else None
+    assert why is None, f"VLLM_RECEIPT: {why}"  # now, not after all tests
     with Fleet(PYTHON, str(smollm2)) as fleet:
         yield fleet
 

@@ -18,6 +18,13 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 NUM_TOKENS = 16  # of an answer
 
 
+def test_a_receipt_that_could_not_be_saved_is_refused_before_a_star_starts(tmp_path: Path) -> None:
+    command = [sys.executable, str(DEMO), "--json", str(tmp_path / "nowhere" / "demo.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert f"--json: '{tmp_path}/nowhere/demo.json' cannot be written: there is no folder" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
+
+
 def test_the_demo_answers_eight_prompts_identically(smollm2: Path, tmp_path: Path) -> None:
     assert smollm2.is_dir()
     command = [

@@ -21,13 +21,16 @@ from starspec.cli.calibrate import calibrate
 from starspec.cli.command import CommandLine
 from starspec.cli.doctor import doctor
 from starspec.cli.generate import generate
+from starspec.cli.output import open_closed_streams
 from starspec.cli.serve import child, draft, gateway, keygen, target
 from starspec.cli.train import train
 from starspec.cli.up import up
 from starspec.cli.verify import verify
 from starspec.errors import ConfigError, StarspecError
+from starspec.output_files import reason_of
 
-NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EROFS)  # a disk, a pipe
+# a disk, a pipe, and what `open_closed_streams` puts in the place of a closed output
+NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EROFS, errno.EBADF)
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 
 app = CommandLine(name="starspec", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -57,6 +60,7 @@ app.add_typer(bench.app)
 
 def main() -> None:
     """Run the command line of this process; exits 0, 1 (failed), 2 (misconfigured) or 130 (interrupted)."""
+    open_closed_streams()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -89,7 +93,7 @@ def _not_written(error: OSError) -> str:
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123 (no path)
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
     where = f"'{error.filename}'" if error.filename else "the output"
-    return f"{where} cannot be written: {error.strerror}"
+    return f"{where} cannot be written: {reason_of(error)}"
 
 
 def _print_error(sentence: str, code: int) -> int:

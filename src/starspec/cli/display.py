@@ -100,6 +100,8 @@ class LineDisplay(_Watching):
             print(f"{name:<9}| {line}", flush=True)
         except BrokenPipeError:  # the reader is gone, as `tee` at Ctrl-C. The star still stops in good order
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError:  # as on a full disk. The star serves on; the line comes once there is room again
+            return
 
     def show_start(self, views: Sequence[ChildView]) -> None:
         for view in views:

@@ -12,6 +12,7 @@ import rich.table
 import typer
 from rich.console import Console
 
+from starspec.cli.output import check_output
 from starspec.cli.process import log_to_stderr
 from starspec.config.option import MEASURE
 from starspec.harness.table import Block, Table
@@ -32,7 +33,9 @@ def measuring(command: str, stage: str | None = "loading") -> Iterator[ProgressB
 
     Args:
         stage: the first one; None = the measurement says it.
+    Raises: OutputError if its tables could not be printed.
     """
+    check_output()
     log_to_stderr("warning")
     with ProgressBar(command, first_line_s=0.0) as bar, listening(bar.show):
         if stage is not None:
