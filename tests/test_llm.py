@@ -202,12 +202,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ({"top_p": 10**400}, "top_p"),
         ({"logit_bias": {5: 10**400}}, "logit_bias"),
         ({"stop": [""]}, "stop"),
+        ({"stop": ["a\ud800"]}, "stop"),
         ({"logit_bias": {"a": 1.0}}, "logit_bias"),
         ({"logit_bias": {5: "1"}}, "logit_bias"),
         ({"logit_bias": {5: None}}, "logit_bias"),
         ({"logit_bias": [5]}, "logit_bias"),
         ({"stop_token_ids": 5}, "stop_token_ids"),
         ({"stop_token_ids": ["5"]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
     ],
 )
 def test_a_parameter_of_the_wrong_kind_is_named(wrong: dict, param: str) -> None:
@@ -222,6 +224,15 @@ def test_one_stop_string_is_one_and_absent_lists_are_empty() -> None:
     assert params.sampling_spec(()).logit_bias == {5: 1.0}
     assert params.sampling_spec((7,)).end_token_ids == (7,)
     assert SamplingParams(stop=None, logit_bias=None).stop_strings == ()
+
+
+def test_half_of_a_surrogate_pair_is_named_in_prompts_and_messages() -> None:
+    with llm_of("plain") as llm:
+        with pytest.raises(RequestError, match="the prompt is not valid Unicode text"):
+            llm.generate("a\ud800")
+        with pytest.raises(RequestError, match="messages are not valid Unicode text") as raised:
+            llm.chat([{"role": "user", "content": "a\ud800"}])
+        assert raised.value.param == "messages"
 
 
 def test_a_stop_token_that_is_none_is_refused_as_over_http() -> None:

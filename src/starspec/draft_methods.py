@@ -41,3 +41,8 @@ DRAFT_METHODS: Final[Mapping[DraftMethod, MethodTraits]] = {
         why_not_ahead="takes no time to look its tokens up",
     ),
 }
+
+
+def drafts_itself(method: str) -> bool:
+    """Whether a target drafts by this method without a hub."""
+    return method == "ngram"

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from starspec.config import HubConfig, ModelConfig, RemoteConfig, SpeculativeConfig
-from starspec.engine.drafts import Drafts, NoDrafts, drafts_itself, own_drafts
+from starspec.draft_methods import drafts_itself
+from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint

@@ -75,10 +75,12 @@ class SamplingParams:
             raise RequestError(f"stop must be at most {MAX_STOP_STRINGS} non-empty strings", "stop")
         if any(len(text) > MAX_STOP_LEN for text in self.stop_strings):
             raise RequestError(f"a stop string has at most {MAX_STOP_LEN} characters", "stop")
+        if not all(map(_is_unicode, self.stop_strings)):
+            raise RequestError("stop must be valid Unicode text", "stop")
 
     def _check_token_ids(self) -> None:
         ids, bias = () if self.stop_token_ids is None else self.stop_token_ids, self.logit_bias or {}
-        if not isinstance(ids, Collection) or not all(isinstance(each, Integral) for each in ids):
+        if not isinstance(ids, Collection) or not all(isinstance(each, Integral) and int(each) >= 0 for each in ids):
             raise RequestError("stop_token_ids must be token ids", "stop_token_ids")
         if not isinstance(bias, Mapping) or not all(isinstance(_token_id(each), Integral) for each in bias):
             raise RequestError("the keys of logit_bias must be token ids", "logit_bias")
@@ -143,6 +145,15 @@ class SamplingParams:
         except OverflowError as error:  # an integer of hundreds of digits
             name = next((each for each in REALS if abs(getattr(self, each)) > sys.float_info.max), "logit_bias")
             raise RequestError(f"{name} is too large for a number", name) from error
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has no half of a surrogate pair, which no token has, and no message can carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _token_id(key: Any) -> Any:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from starspec.bench.tree.grid import CAUSAL_GRID, HEAD_GRID, Grid, name_of
-from starspec.bench.tree.measure import TreePlan, measure_tree
+from starspec.bench.tree.measure import measure_tree
+from starspec.bench.tree.plan import TreePlan
 from starspec.bench.tree.rows import at_the_edge, draw, losing_regimes, ratios_of
 from starspec.cli import run
 from starspec.errors import ConfigError

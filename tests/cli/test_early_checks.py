@@ -26,7 +26,7 @@ STRANGERS = {  # commands with a draft of another vocabulary
     "bench async": ("bench", "async", *PAIR),
     "bench star": ("bench", "star", *PAIR),
     "bench faults": ("bench", "faults", *PAIR),
-    "bench vllm": ("bench", "vllm", *PAIR),
+    "bench vllm": ("bench", "vllm", *PAIR, "--vllm-python", sys.executable),
     "bench certify": ("bench", "certify", "--model", TARGET, *PAIR, "--part", "pair"),
 }
 ADDRESSES = {
@@ -48,7 +48,7 @@ TOO_LARGE = {  # commands whose model's cache is larger than the memory; MODEL i
     "bench async": ("bench", "async", "--target", "MODEL", "--draft", "MODEL"),
     "bench star": ("bench", "star", "--target", "MODEL", "--draft", "MODEL"),
     "bench faults": ("bench", "faults", "--target", "MODEL", "--draft", "MODEL"),
-    "bench vllm": ("bench", "vllm", "--target", "MODEL", "--draft", "MODEL"),
+    "bench vllm": ("bench", "vllm", "--target", "MODEL", "--draft", "MODEL", "--vllm-python", sys.executable),
     "bench warm": ("bench", "warm", "--draft", "MODEL"),
     "bench certify": ("bench", "certify", "--model", "MODEL", "--part", "exact"),
 }
@@ -105,6 +105,15 @@ def test_a_prompt_without_tokens_is_refused_before_anything_is_loaded(prompt: st
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     outcome = starspec("generate", prompt, "--target", TARGET)
     assert "the prompt is empty: give a text to continue, or - and a text on standard input" in outcome.err
+    assert outcome.code == 2
+
+
+def test_a_chat_with_a_model_without_a_chat_template_is_refused_before_weights_are_read(
+    starspec, unreadable: str, monkeypatch
+) -> None:
+    monkeypatch.undo()
+    outcome = starspec("generate", "Hello", "--chat", "--target", unreadable)
+    assert outcome.err.splitlines()[-1] == "starspec: --chat: this model has no chat template; send plain prompts"
     assert outcome.code == 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from starspec.config import RemoteConfig, SpeculativeConfig
-from starspec.engine.build import check_hub
+from starspec.engine.checks import check_hub
 from starspec.errors import ConfigError
 
 

@@ -22,7 +22,8 @@ from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
 from starspec.gateway.hub_status import HubStatusClient
-from starspec.hub.build import load_drafter, suited_to
+from starspec.hub.build import load_drafter
+from starspec.hub.checks import suited_to
 from starspec.hub.server import DraftServer
 from starspec.ids import TargetId
 from starspec.models.loading.tokenizer import load_tokenizer

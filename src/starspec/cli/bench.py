@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Literal, get_args
 
 import typer
 
+from starspec.bench.tree import plan as tree_plan
 from starspec.cli import given
 from starspec.cli.bench_batch import batch
 from starspec.cli.bench_relaxed import relaxed
@@ -22,6 +24,7 @@ from starspec.config import ModelConfig, Option
 from starspec.config.option import A_MODEL, MEASURE, MODELS, P_MIN_RULE
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
+from starspec.models.loading.checks import find_models
 
 app = CommandLine(name="bench", no_args_is_help=True, help="Measure on this machine.")
 app.command()(batch)
@@ -48,10 +51,12 @@ def pair(
 
     Decoding is greedy, and the methods take turns after each prompt. Exits 1 if drafts or batches changed a token.
     """
+    prompts = prompt_files(dataset)
+    models.find()
     with measuring("bench pair") as bar:
         from starspec.bench.pair.measure import QUICK, PairPlan, blocks, measure_pair  # noqa: PLC0415 (torch)
 
-        report = measure_pair(models, prompt_files(dataset), QUICK if quick else PairPlan(), bar.advance)
+        report = measure_pair(models, prompts, QUICK if quick else PairPlan(), bar.advance)
     mistakes = [] if report.outputs_identical else ["drafts or batches changed tokens of ours"]
     publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes)
 
@@ -119,13 +124,16 @@ def tree(
 
     Exits 1 if drafts changed a token.
     """
+    prompts = prompt_files(dataset)
+    only = {name: sides for name, sides in asdict(grid).items() if sides is not None}
+    plan = replace(over(tree_plan.QUICK if quick else tree_plan.TreePlan(), options), only=only)
+    plan.grid_for(has_head=models.has_head)
+    models.find()
     with measuring("bench tree") as bar:
-        from starspec.bench.tree.measure import QUICK, TreePlan, measure_tree  # noqa: PLC0415 (torch)
+        from starspec.bench.tree.measure import measure_tree  # noqa: PLC0415 (torch)
         from starspec.bench.tree.rows import blocks, draw  # noqa: PLC0415
 
-        only = {name: sides for name, sides in asdict(grid).items() if sides is not None}
-        plan = replace(over(QUICK if quick else TreePlan(), options), only=only)
-        report = measure_tree(models, prompt_files(dataset), plan, bar.advance)
+        report = measure_tree(models, prompts, plan, bar.advance)
     publish(
         report,
         blocks(report),
@@ -174,6 +182,8 @@ def faults(
 
     Exits 1 if a token changed.
     """
+    prompts = [prompt.text for prompt in all_prompts(dataset)]
+    models.find()
     with measuring("bench faults", None) as bar:
         from starspec.bench.faults import (  # noqa: PLC0415 (torch)
             QUICK,
@@ -183,7 +193,6 @@ def faults(
             mistakes_of,
         )
 
-        prompts = [prompt.text for prompt in all_prompts(dataset)]
         report = measure_faults(models, prompts, QUICK if quick else FaultPlan(), lambda what: bar.begin(what, None))
     publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes_of(report))
 
@@ -240,6 +249,10 @@ def vllm(
 
     It also measures the cost of a hub that does not answer. Exits 1 if an answer differs without a near-tie.
     """
+    prompts = prompt_files(dataset)
+    if shutil.which(servers.vllm_python) is None:
+        raise ConfigError(f"--vllm-python: there is no program '{servers.vllm_python}'; `make test-vllm` makes one")
+    pair.find()
     with measuring("bench vllm") as bar:
         from starspec.bench.vllm.measure import QUICK, VllmPlan, blocks, measure_vllm, mistakes_of  # noqa: PLC0415
         from starspec.bench.vllm.methods import VllmModels  # noqa: PLC0415
@@ -256,7 +269,7 @@ def vllm(
             vllm_options=shlex.split(servers.vllm_args),
         )
         plan = over(QUICK if quick else VllmPlan(), options)
-        for report in measure_vllm(models, prompt_files(dataset), plan, bar.advance):
+        for report in measure_vllm(models, prompts, plan, bar.advance):
             if json_file is not None:
                 write_report(report, json_file)
     publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes_of(report))
@@ -277,6 +290,14 @@ class CertifyOptions:
     part: Annotated[
         CertifiedPart | None, Option("Test only this part; all parts take hours.", MEASURE, shown="all")
     ] = None
+
+    def __post_init__(self) -> None:
+        if (self.target is None) != (self.draft is None):
+            raise ConfigError("the parts with two models need both --target and --draft")
+        if self.part in ("head-exact", "head-bits") and self.head is None:
+            raise ConfigError(f"--part {self.part} is about an EAGLE head: give --head")
+        if self.part in ("pair", "batch-pair") and self.target is None:
+            raise ConfigError(f"--part {self.part} is about two models: give --target and --draft")
 
 
 @app.command()
@@ -301,13 +322,14 @@ def certify(
 
     Exits 1 if a claim does not hold.
     """
+    files = prompt_files(dataset)
+    part_of = given.shard(shard) if shard else (1, 1)
+    find_models(options.model, options.head, options.target, options.draft)
     with measuring("bench certify") as bar:
         from starspec.bench.certify import Shard, Subjects, blocks, count_turns  # noqa: PLC0415 (these import torch)
         from starspec.bench.certify import certify as run  # noqa: PLC0415
         from starspec.bench.claims import QUICK_PROMPTS  # noqa: PLC0415
 
-        if (options.target is None) != (options.draft is None):
-            raise ConfigError("the parts with two models need both --target and --draft")
         subjects = Subjects(
             model=options.model,
             head=options.head,
@@ -315,16 +337,10 @@ def certify(
             device=runs.device,
             num_threads=runs.num_threads,
             part_names=(options.part,) if options.part else get_args(CertifiedPart),
-            shard=Shard(*given.shard(shard)) if shard else Shard(),
+            shard=Shard(*part_of),
             is_small=quick,
         )
-        if not subjects.parts():
-            missing = (
-                "an EAGLE head: give --head" if "head" in str(options.part) else "two models: give --target and --draft"
-            )
-            raise ConfigError(f"--part {options.part} is about {missing}")
         max_prompts = QUICK_PROMPTS if quick else None
-        files = prompt_files(dataset)
         bar.begin("decoding", count_turns(subjects, max_prompts))
         found = run(subjects, files, max_prompts, bar.turn)
     publish(found, blocks(found), json_file, fails=not found.holds)

@@ -54,21 +54,23 @@ def batch(
     Exits 1 if a token differs although these settings promise that none does, or without a near-tie. Ctrl-C stops
     measuring; the results so far are shown and saved.
     """
+    given.check_exspec(plan.methods, "--methods", exspec.window, exspec.max_passed_over, exspec.min_group)
+    if plan.context is not None and max_prompt_tokens is not None:
+        raise ConfigError("--context takes prompts of any length: give no --max-prompt-tokens with it")
+    plan = replace(
+        plan,
+        batch_sizes=tuple(dict.fromkeys(plan.batch_sizes)),
+        exspec=replace(exspec, batching="exspec").to_config(),
+        admission="fixed" if fixed_batches else "continuous",
+        max_prompt_tokens=max_prompt_tokens or MAX_PROMPT_TOKENS,
+    )
+    prompts = all_prompts(dataset)
+    models.find()
     with measuring("bench batch") as bar:
         from starspec.bench.batch.measure import measure_batch  # noqa: PLC0415 (torch)
         from starspec.bench.batch.report import blocks, draw  # noqa: PLC0415
 
-        given.check_exspec(plan.methods, "--methods", exspec.window, exspec.max_passed_over, exspec.min_group)
-        if plan.context is not None and max_prompt_tokens is not None:
-            raise ConfigError("--context takes prompts of any length: give no --max-prompt-tokens with it")
-        plan = replace(
-            plan,
-            batch_sizes=tuple(dict.fromkeys(plan.batch_sizes)),
-            exspec=replace(exspec, batching="exspec").to_config(),
-            admission="fixed" if fixed_batches else "continuous",
-            max_prompt_tokens=max_prompt_tokens or MAX_PROMPT_TOKENS,
-        )
-        report = measure_batch(models, all_prompts(dataset), plan.in_small() if quick else plan, bar.advance)
+        report = measure_batch(models, prompts, plan.in_small() if quick else plan, bar.advance)
     hint = "; --same-length leaves out those below the median length" if plan.is_one_length else ""
     publish(
         report,

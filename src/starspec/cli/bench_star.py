@@ -116,6 +116,7 @@ def star(
 def _real_star(
     pair: ModelPair, prompts: Sequence[Prompt], options: RealStarPlanOptions, quick: bool, json_file: Path | None
 ) -> None:
+    pair.find()
     with measuring("bench star") as bar:
         from starspec.bench.star.real_star import (  # noqa: PLC0415 (torch)
             QUICK,
@@ -154,11 +155,12 @@ def async_pair(
             raise ConfigError("bench async with real models, their prompts and --traces need both --target and --draft")
         _async_synthetic(quick, json_file)
         return
+    prompts = all_prompts(dataset)
+    pair.find()
     with measuring("bench async") as bar:
         from starspec.bench.star.real_pair import QUICK, RealPairPlan, blocks, measure_real_pair  # noqa: PLC0415
 
         plan = over(QUICK if quick else RealPairPlan(), options)
-        prompts = all_prompts(dataset)
         bar.begin("decoding", plan.num_turns + (3 if traces else 0))
         report = measure_real_pair(*_on_one_core(pair), prompts, plan, bar.turn, traces)
     publish(report, blocks(report), json_file, quick=quick)
@@ -182,6 +184,7 @@ def warm(
     json_file: JsonFile = None,
 ) -> None:
     """Measure whether a draft is slower after some idle milliseconds, as StarSD found on GPUs."""
+    draft.find()
     with measuring("bench warm") as bar:
         from starspec.bench.warm import QUICK, WarmPlan, blocks, measure_warm  # noqa: PLC0415 (torch)
 

@@ -12,6 +12,7 @@ from starspec.config import ModelConfig, Option, SpeculativeConfig
 from starspec.config.option import MEASURE
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
+from starspec.models.loading.checks import find_models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +43,12 @@ def calibrate(
     The file of --json is for --relaxed-thresholds of `target` and `up`. Relaxed verification is lossy.
     """
     speculative = SpeculativeConfig(method=draft.method, model=draft.draft, quantization=draft.quantization)
+    chosen = spread_prompts(prompts, options.num_prompts)
+    find_models(model.model, draft.draft)
     with measuring("calibrate") as bar:
         from starspec.doctor.calibrate import blocks  # noqa: PLC0415 (these import torch)
         from starspec.doctor.calibrate import calibrate as choose  # noqa: PLC0415
 
-        chosen = spread_prompts(prompts, options.num_prompts)
         bar.begin("comparing", None)
         found = choose(model, speculative, chosen, max_tokens=options.max_tokens, key_share=options.key_share)
     publish(found, blocks(found), json_file)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from starspec.cli import given
 from starspec.cli.binder import bound, take
 from starspec.cli.files import JsonFile, PromptFile, spread_prompts
 from starspec.cli.measuring import measuring, publish, show
@@ -16,6 +17,10 @@ from starspec.config import ModelConfig, Option, SpeculativeConfig
 from starspec.config.option import MEASURE, NONE_GIVEN
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
+from starspec.models.loading.checks import find_models
+
+if TYPE_CHECKING:
+    from starspec.harness.vllm_client import VllmStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,10 @@ class DoctorOptions:
             shown=NONE_GIVEN,
         ),
     ] = None
+
+    def __post_init__(self) -> None:
+        if self.tree_report is not None:
+            given.check_readable(self.tree_report, "--tree-report")
 
 
 @bound
@@ -69,20 +78,23 @@ def doctor(
                 raise ConfigError("--vllm without --draft measures nothing that --json could keep")
             _read_counters(vllm)
             return
-    given = {"--target": bool(model.model) or vllm is not None, "--draft": bool(draft.draft)}
-    if missing := [flag for flag, is_given in given.items() if not is_given]:
+    are_given = {"--target": bool(model.model) or vllm is not None, "--draft": bool(draft.draft)}
+    if missing := [flag for flag, is_given in are_given.items() if not is_given]:
         raise ConfigError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: the doctor examines a target, "
             "--target MODEL or --vllm URL, and its draft, --draft MODEL"
         )
     speculative = SpeculativeConfig(method=draft.method, model=draft.draft, quantization=draft.quantization)
     model = replace(model, model=model.model or draft.draft)
+    chosen = spread_prompts(prompts, options.num_prompts)
+    find_models(model.model, draft.draft)
+    if vllm is not None:
+        _status_of(vllm)  # that it answers
     with measuring("doctor") as bar:
         from starspec.doctor.examine import examine  # noqa: PLC0415 (these import torch)
         from starspec.doctor.text import blocks  # noqa: PLC0415
         from starspec.doctor.vllm import examine_vllm  # noqa: PLC0415
 
-        chosen = spread_prompts(prompts, options.num_prompts)
         bar.begin("examining", None)
         look = partial(examine_vllm, vllm) if vllm is not None else partial(examine, tree_report=options.tree_report)
         found = look(
@@ -97,12 +109,18 @@ def doctor(
     publish(found, blocks(found, setting), json_file, fails=not found.is_usable)
 
 
+def _status_of(url: str) -> VllmStatus:
+    from starspec.harness.vllm_client import vllm_status  # noqa: PLC0415 (imports httpx)
+
+    return vllm_status(url)
+
+
 def _read_counters(url: str) -> None:
+    status = _status_of(url)
     from starspec.doctor.text import check_lines  # noqa: PLC0415 (these import torch)
     from starspec.doctor.vllm import check_vllm  # noqa: PLC0415
-    from starspec.harness.vllm_client import vllm_status  # noqa: PLC0415
 
-    checks = check_vllm(vllm_status(url))
+    checks = check_vllm(status)
     show(check_lines(checks))
     if any(check.severity == "fatal" for check in checks):
         raise typer.Exit(1)

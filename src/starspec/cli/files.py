@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from starspec.config.option import MEASURE, NONE_GIVEN
 from starspec.errors import ConfigError
+from starspec.harness.datasets import Prompt, own_prompts, read_prompts, spread
 from starspec.harness.figures import check_format, require_matplotlib
 from starspec.output_files import why_no_file, why_no_folder
-
-if TYPE_CHECKING:
-    from starspec.harness.datasets import Prompt
 
 Datasets = Annotated[
     list[Path] | None,
@@ -38,8 +36,6 @@ PromptFile = Annotated[
 
 def prompt_files(paths: list[Path] | None) -> list[list[Prompt]]:
     """The prompts of each file, or our own. Raises: ConfigError if a file cannot be read."""
-    from starspec.harness.datasets import own_prompts, read_prompts  # noqa: PLC0415 (torch)
-
     return [read_prompts(path) for path in paths] if paths else [own_prompts()]
 
 
@@ -50,8 +46,6 @@ def all_prompts(paths: list[Path] | None) -> list[Prompt]:
 
 def spread_prompts(path: Path | None, num_prompts: int) -> list[Prompt]:
     """So many prompts of a file or of our own, evenly spread. Raises: ConfigError if the file cannot be read."""
-    from starspec.harness.datasets import spread  # noqa: PLC0415 (torch)
-
     return spread(all_prompts(None if path is None else [path]), num_prompts)
 
 

@@ -8,19 +8,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from starspec.cli.binder import bound, flag_of, take
+from starspec.cli.output import check_output
 from starspec.cli.process import log_to_stderr
 from starspec.cli.serve import TARGET_MODEL
 from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions
 from starspec.config import ModelConfig, Option, ProcessConfig
 from starspec.config.option import NONE_GIVEN, SAMPLING
 from starspec.errors import ConfigError, RequestError
+from starspec.models.loading.checks import find_models
 from starspec.models.loading.locate import folder_name
 from starspec.models.loading.progress import listening, report
+from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat, prompt_ids_of_text
 from starspec.observe.progress import ProgressBar
 from starspec.openmp import SLEEP_AT_ONCE, unless_given
 
@@ -77,12 +80,14 @@ def generate(
     speculative = drafting.to_config()
     params = sampling.to_params()
     log_to_stderr(process.log_level)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    check_output()
+    find_models(model.model, speculative.model if speculative else None)
+    text = _read(prompt)
     os.environ.update(unless_given(os.environ, SLEEP_AT_ONCE))
-    if not sampling.chat and not text.strip():
-        _check_has_tokens(model.model, text)
     with ProgressBar("loading") as bar, listening(bar.show):
         report(folder_name(model.model))
+        if sampling.chat or not text.strip():
+            _check_prompt(model.model, text, is_chat=sampling.chat)
         from starspec.llm import LLM  # noqa: PLC0415 (imports torch)
 
         options = {name: getattr(model, name) for name in TARGET_MODEL}
@@ -91,14 +96,28 @@ def generate(
         _answer(llm, text, params, is_chat=sampling.chat)
 
 
-def _check_has_tokens(model: str, blank: str) -> None:
-    """Check a blank text before weights are read; a tokenizer may put a BOS token in front, which is a prompt.
+def _read(prompt: str) -> str:
+    """The text of the prompt. Raises: ConfigError if it is not valid Unicode."""
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        text.encode()
+    except UnicodeError as error:  # Python reads a byte that is none as half of a surrogate pair
+        where = "standard input" if prompt == "-" else "the prompt"
+        raise ConfigError(f"{where} is not valid Unicode text: give it in UTF-8") from error
+    return text
 
-    Raises: ConfigError if it has no tokens.
+
+def _check_prompt(model: str, text: str, *, is_chat: bool) -> None:
+    """Check what the tokenizer shows before weights are read.
+
+    Raises: ConfigError if a text has no tokens (a tokenizer may put a BOS token in front, which is a prompt), or if
+        there is no chat template, or if it refuses the conversation.
     """
-    from starspec.models.loading import tokenizer  # noqa: PLC0415 (imports jinja)
-
-    if not tokenizer.prompt_ids_of_text(tokenizer.load_tokenizer(model), blank):
+    try:
+        prompt = _prompt_ids(load_tokenizer(model), text, is_chat)
+    except RequestError as error:
+        raise ConfigError(f"--chat: {error}" if is_chat else str(error)) from error
+    if not prompt:
         raise ConfigError("the prompt is empty: give a text to continue, or - and a text on standard input")
 
 
@@ -116,7 +135,7 @@ def _naming_options() -> Iterator[None]:
 
 def _answer(llm: LLM, text: str, params: SamplingParams, *, is_chat: bool) -> None:
     started_s = time.monotonic()
-    prompt = _prompt_ids(llm, text, is_chat)
+    prompt = _prompt_ids(llm.tokenizer, text, is_chat)
     if params.max_tokens is None:
         room = llm.engine.runner.info.max_model_len - len(prompt)
         params = replace(params, max_tokens=max(1, min(DEFAULT_NUM_TOKENS, room)))  # no room: the engine says so
@@ -129,12 +148,10 @@ def _answer(llm: LLM, text: str, params: SamplingParams, *, is_chat: bool) -> No
                 print(_summary(output.stats, time.monotonic() - started_s), file=sys.stderr)
 
 
-def _prompt_ids(llm: LLM, text: str, is_chat: bool) -> list[int]:
-    from starspec.models.loading import tokenizer  # noqa: PLC0415 (imports jinja)
-
+def _prompt_ids(tokenizer: Any, text: str, is_chat: bool) -> list[int]:
     if is_chat:
-        return tokenizer.prompt_ids_of_chat(llm.tokenizer, [{"role": "user", "content": text}])
-    return tokenizer.prompt_ids_of_text(llm.tokenizer, text)
+        return prompt_ids_of_chat(tokenizer, [{"role": "user", "content": text}])
+    return prompt_ids_of_text(tokenizer, text)
 
 
 def _summary(stats: RequestStats, elapsed_s: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
@@ -115,7 +116,18 @@ def shard(text: str) -> tuple[int, int]:
     number, _, of = text.partition("/")
     if not (number.isdecimal() and of.isdecimal()):
         raise ConfigError(f"--shard must be as 2/4, the second of four, not '{text}'")
+    if not 1 <= int(number) <= int(of):
+        raise ConfigError(f"there is no shard {number} of {of}: they count from 1")
     return int(number), int(of)
+
+
+def check_readable(path: Path, option: str) -> None:
+    """Raises: ConfigError that names the option, if there is no such file, or if it cannot be read."""
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{option}: '{path}' cannot be read: {error.strerror}") from error
 
 
 def check_key_variable(api_key: str | None) -> None:

@@ -30,9 +30,15 @@ from starspec.config import (
     SpeculativeConfig,
     TargetConfig,
     TargetProcess,
+    read_thresholds,
 )
 from starspec.config.option import MODELS, NONE_GIVEN, PROCESS
+from starspec.engine import checks as target_checks
 from starspec.errors import ConfigError
+from starspec.gateway import checks as gateway_checks
+from starspec.hub import checks as hub_checks
+from starspec.models.loading.checks import find_models
+from starspec.models.resolve import resolve_draft
 from starspec.tracing import Tracer
 
 TARGET_MODEL = ("model", "dtype", "device", "numerics", "max_model_len", "num_threads")
@@ -136,9 +142,35 @@ def serve(config: ServerConfig) -> None:
     check_file(config.audit_log, "--audit-log")
     process = ServerProcess(config.name, config.process)
     with process.reporting_failure():
+        _check(config)
         with process.loading(config.load):
             server = _load(config, process.trace)
         process.serve(server)
+
+
+def _check(config: ServerConfig) -> None:
+    """Check addresses, ports, keys and names of models: torch and transformers take seconds to import.
+
+    Raises: ConfigError, ModelError. Effects: as find_models.
+    """
+    match config:
+        case HubProcess():
+            hub_checks.keys_of(config.hub)
+            draft = resolve_draft(config.speculative)
+            hub_checks.suited_to(draft, config.hub)
+            target = config.target if draft.head is None else hub_checks.target_of_head(config.target)
+            find_models(target, config.speculative.model)
+        case TargetProcess():
+            target_checks.keys_of(config.target)
+            target_checks.check_hub(config.speculative)
+            read_thresholds(config.target.relaxed_thresholds)
+            find_models(config.model.model)
+        case GatewayProcess():
+            gateway_checks.keys_of(config.gateway)
+            gateway_checks.open_port(config.gateway.host, config.gateway.port).close()
+            find_models(config.gateway.model)
+        case _:
+            assert_never(config)
 
 
 def _load(config: ServerConfig, trace: Tracer | None) -> Server:

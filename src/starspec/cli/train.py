@@ -12,6 +12,8 @@ import typer
 from starspec.cli.binder import bound, take
 from starspec.cli.files import JsonFile, check_folder
 from starspec.cli.measuring import measuring, publish
+from starspec.harness.datasets import read_prompts
+from starspec.models.loading.checks import find_models
 from starspec.train.plan import HeadPlan
 
 
@@ -27,6 +29,8 @@ def train(
 
     The same command resumes an interrupted training.
     """
+    read_prompts(plan.prompts)
+    find_models(plan.answers.target, None if plan.start_from is None else str(plan.start_from))
     with measuring("train") as bar:
         from starspec.train.pipeline import train_head  # noqa: PLC0415 (torch)
         from starspec.train.report import summary  # noqa: PLC0415

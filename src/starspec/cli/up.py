@@ -20,6 +20,7 @@ from starspec.cli import given
 from starspec.cli.binder import bound, take
 from starspec.cli.display import Display, LineDisplay, TableDisplay
 from starspec.cli.options import BatchingOptions
+from starspec.cli.output import check_output
 from starspec.cli.process import check_file
 from starspec.cli.serve import TARGET_MODEL
 from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions
@@ -36,6 +37,10 @@ from starspec.config import (
 from starspec.config.network import LOOPBACK
 from starspec.config.option import A_MODEL, MODELS, NONE_GIVEN, PROCESS
 from starspec.errors import ConfigError, StarspecError
+from starspec.hub.checks import suited_to
+from starspec.models.loading.checks import find_models
+from starspec.models.loading.tokenizer import check_vocabulary_files
+from starspec.models.resolve import resolve_draft
 from starspec.observe.trace import merge
 from starspec.output_files import write_whole
 from starspec.supervise.child import ChildState
@@ -124,6 +129,7 @@ def up(
     Ctrl-C stops them all once the requests in flight have ended; a second Ctrl-C does not wait for those. `starspec
     serve` is another name of this command.
     """
+    check_output()
     read_thresholds(limits.relaxed_thresholds)  # before processes start that would all fail
     check_file(hub.audit_log, "--audit-log")
     model = _of_model(model, target)
@@ -177,26 +183,15 @@ def _suited_to(speculative: SpeculativeConfig | None, hub: HubConfig) -> HubConf
     default = HubConfig()
     if speculative is None or (hub.run_ahead, hub.share_prefixes) == (default.run_ahead, default.share_prefixes):
         return hub
-    from starspec.hub.build import suited_to  # noqa: PLC0415 (imports torch)
-    from starspec.models.resolve import resolve_draft  # noqa: PLC0415
-
     return suited_to(resolve_draft(speculative), hub)
 
 
 def _find_models(target: str, speculative: SpeculativeConfig | None) -> None:
-    """Find the models once, before several processes look for them.
-
-    Raises: ModelError if one is missing; VocabularyMismatch.
-    Effects: downloads a hub id and converts a .gguf file, with a progress bar, unless that has been done.
-    """
-    from starspec.models.loading.locate import is_synthetic, locate  # noqa: PLC0415 (errors in options come first)
-    from starspec.models.loading.tokenizer import check_vocabulary_files  # noqa: PLC0415
-
-    for model in dict.fromkeys([target, (speculative.model if speculative else None) or target]):
-        if not is_synthetic(model):
-            locate(model)
-    if speculative is not None and speculative.model is not None:
-        check_vocabulary_files(target, speculative.model)
+    """Find the models once, before several processes look for them. Raises: as find_models; VocabularyMismatch."""
+    draft = speculative.model if speculative else None
+    find_models(target, draft)
+    if draft is not None:
+        check_vocabulary_files(target, draft)
 
 
 @dataclass(frozen=True, slots=True)

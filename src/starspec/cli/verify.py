@@ -15,6 +15,7 @@ from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions
 from starspec.config import ModelConfig, Option
 from starspec.config.option import MEASURE
 from starspec.errors import ConfigError
+from starspec.models.loading.checks import find_models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +49,11 @@ def verify(
         raise ConfigError("there is nothing to compare with: give --draft, or --spec-method ngram")
     batchings = given.batching_configs(options.batching, exspec.window, exspec.max_passed_over, exspec.min_group)
     model = replace(model, num_rows=max(each.num_rows(options.batch) for each in batchings))
+    chosen = spread_prompts(prompts, options.num_prompts)
+    find_models(model.model, speculative.model)
     with measuring("verify") as bar:
         from starspec.bench.verify import blocks, num_turns_of, verify_pair  # noqa: PLC0415 (torch)
 
-        chosen = spread_prompts(prompts, options.num_prompts)
         bar.begin("decoding", num_turns_of(len(chosen), options.batch, batchings))
         report = verify_pair(
             model, speculative, chosen, options.max_tokens, options.batch, bar.turn, batchings=batchings

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-from starspec.config.checks import check_ranges, check_words
+from starspec.config.checks import check_ranges, check_words, nearest
 from starspec.config.option import A_MODEL, LIMITS, MODELS, NONE_GIVEN, Option
+from starspec.errors import ConfigError
 
 DEFAULT_MAX_MODEL_LEN: Final = 4096  # tokens. It sizes the KV cache, and few requests are longer
 MAX_NUM_THREADS: Final = 1024  # of a forward; the operating system refuses more in words of its own
+DEVICE: Final = re.compile(r"cpu|cuda(:[0-9]+)?")
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
@@ -76,3 +79,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_words(self)
         check_ranges(self)
+        check_device(self.device)
+
+
+def check_device(name: str) -> None:
+    """Raises: ConfigError if a device's name is none; whether the device is there is seen when it is used."""
+    if not DEVICE.fullmatch(name):
+        raise ConfigError(f"device '{name}' is unknown{nearest(name, ['cpu', 'cuda', 'cuda:0'])}")

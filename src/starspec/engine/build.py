@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
 from starspec.audit import AuditLog
 from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig, read_thresholds
 from starspec.engine.batching import lay_out
-from starspec.engine.drafts import Drafts, NoDrafts, drafts_itself, own_drafts
+from starspec.engine.checks import NO_HUB, check_hub, keys_of
+from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.engine.server import TargetServer
@@ -22,13 +23,10 @@ from starspec.models.runner import BatchRunner
 from starspec.policy.length.make import make_policy
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
-from starspec.wire.keys import load_keys, require_keys
+from starspec.wire.keys import load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
 from starspec.wire.transports.serving_server import ServingServer
-from starspec.wire.transports.sockets import host_of
 from starspec.wire.transports.zmq_target import ZmqTarget
-
-NO_HUB: Final = "a target server needs the hub's address: give --hub or remote.endpoint"
 
 log = structlog.get_logger()
 
@@ -41,7 +39,7 @@ def build_server(
     Raises: ConfigError if the port is taken, keys are missing or the speculative config does not fit a target;
         ModelError if the model cannot be served.
     """
-    keys = load_keys(config.keys, "target") if config.keys else None
+    keys = keys_of(config)
     check_hub(speculative)
     thresholds = read_thresholds(config.relaxed_thresholds)
     audit = AuditLog(config.audit_log, config.name)
@@ -66,31 +64,6 @@ def build_server(
     )
     engine = TargetEngine(runner, tokenizer, drafts, config, stats, trace=trace, thresholds=thresholds)
     return TargetServer(config, engine, serving, audit)
-
-
-def check_hub(speculative: SpeculativeConfig | None) -> None:
-    """Check where a target's drafts come from, before its model is loaded.
-
-    Raises: ConfigError if a hub is needed and there is no address, if it is malformed, if keys are missing, or if
-        settings for a hub are given without its address.
-    """
-    if speculative is None:
-        return
-    remote = speculative.remote
-    if remote.endpoint is None:
-        if not drafts_itself(speculative.method):
-            raise ConfigError(NO_HUB)
-        if (remote.deadline_ms, remote.fallback) != (None, "none"):
-            raise ConfigError(
-                f"remote.deadline_ms and remote.fallback are for a hub, and method '{speculative.method}' without --hub"
-                " has none: leave them out, or give --hub"
-            )
-        return
-    host = host_of(remote.endpoint, "the hub")
-    keys = load_keys(remote.keys, "target") if remote.keys else None
-    require_keys(host, keys, remote.insecure, "the target would connect to the hub at")
-    if keys is not None:
-        keys.public_key_of("hub")
 
 
 def make_drafts(

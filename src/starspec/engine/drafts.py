@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from starspec.config import SpeculativeConfig
+from starspec.draft_methods import drafts_itself
 from starspec.engine.draft_lengths import DraftLengths
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestKey
@@ -166,11 +167,6 @@ class NgramDrafts(NoDrafts):
     def close(self, sequence: TargetSequence) -> None:
         self._lookup.forget(sequence.key)
         self.lengths.forget(sequence)
-
-
-def drafts_itself(method: str) -> bool:
-    """Whether a target drafts by this method without a hub."""
-    return method == "ngram"
 
 
 def own_drafts(method: str, config: SpeculativeConfig, policy: LengthPolicy, stats: TargetStats) -> NgramDrafts | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import ipaddress
 import logging
 import resource
@@ -21,8 +20,8 @@ from typing import Final
 import structlog
 import uvicorn
 
-from starspec.errors import ConfigError
 from starspec.gateway.background import run_forever
+from starspec.gateway.checks import open_port
 from starspec.gateway.connections import ConnectionTable
 from starspec.gateway.drain import Drain
 from starspec.gateway.http_protocol import GatewayProtocol, NoteRefusal, Timeouts
@@ -30,7 +29,6 @@ from starspec.log_limit import LogLimit
 
 ACCEPT_PAUSE_S: Final = 0.2  # after a failure to accept; the kernel keeps those who wait
 SPARE_DESCRIPTORS: Final = 16  # for links to targets and hub, and for connections that are being refused
-BACKLOG: Final = 1024  # connections that wait to be accepted
 UVICORN_LOGGER: Final = "uvicorn.error"  # of its server and protocols; carries errors and everything else
 ALREADY_LOGGED: Final = "Exception in ASGI application"  # `http_error_of` has logged it, or it is the end of a drain
 
@@ -137,20 +135,8 @@ def redirect_uvicorn_log(log_limit: LogLimit) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening TCP socket.
-
-    Args:
-        port: 0 = any free one.
-    Raises: ConfigError that says what to do if the port is taken or the interface does not exist.
-    Effects: warns when the interface is not loopback: HTTP here is plain text.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server(address[:2], family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise ConfigError(_why_not_listening(error, host, port)) from error
-    listening.setblocking(False)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by connections: chunks go out at once
+    """As `open_port`. Effects: warns when the interface is not loopback: HTTP here is plain text."""
+    listening = open_port(host, port)
     if not ipaddress.ip_address(listening.getsockname()[0]).is_loopback:
         log.warning("the gateway speaks plain HTTP to other machines; put TLS before it and set an api key", host=host)
     return listening
@@ -171,12 +157,3 @@ def affordable_connections(asked: int) -> int:
         max_connections=max(1, spare),
     )
     return max(1, spare)
-
-
-def _why_not_listening(error: OSError, host: str, port: int) -> str:
-    what = f"the gateway cannot listen on {host}:{port}"
-    if error.errno == errno.EADDRINUSE:
-        return f"{what}: the port is in use; stop the process that listens there or choose another"
-    if error.errno == errno.EACCES:
-        return f"{what}: choose a port above 1023"
-    return f"{what}: {error.strerror}"

@@ -18,8 +18,8 @@ import uvicorn
 
 from starspec.audit import AuditLog
 from starspec.config import GatewayConfig
-from starspec.errors import ConfigError
 from starspec.gateway.app import Services, build_app
+from starspec.gateway.checks import keys_of
 from starspec.gateway.connections import ConnectionTable
 from starspec.gateway.drain import Drain
 from starspec.gateway.http_errors import HttpError
@@ -32,9 +32,7 @@ from starspec.gateway.router import Router
 from starspec.gateway.served_model import load_served_model
 from starspec.gateway.translate import Translator
 from starspec.log_limit import LogLimit
-from starspec.wire.keys import load_keys, require_keys
 from starspec.wire.transports.serving_client import ServingClient
-from starspec.wire.transports.sockets import host_of
 
 CLOSE_S: Final = 1  # to send the last bytes on connections that are still open
 
@@ -57,18 +55,9 @@ Connect = Callable[[], Connections]
 def zmq_connections(config: GatewayConfig) -> Connect:
     """A function that connects to the configured targets and hub over ZeroMQ.
 
-    Raises: ConfigError for a missing target, a malformed address, bad keys, or an address that needs keys.
+    Raises: ConfigError as `keys_of`.
     """
-    if not config.targets and config.hub is None:
-        raise ConfigError(
-            "a gateway needs at least one target: give its serving address, tcp://host:port; or a hub, for its metrics"
-        )
-    keys = load_keys(config.keys, "gateway")
-    for endpoint in config.targets:
-        host = host_of(endpoint, "a target")
-        require_keys(host, keys, config.insecure, "the gateway would connect to the target at")
-    if config.hub is not None:
-        require_keys(host_of(config.hub, "the hub"), keys, config.insecure, "the gateway would connect to the hub at")
+    keys = keys_of(config)
 
     def connect() -> Connections:
         links = [ServingClient(endpoint, keys, config.insecure) for endpoint in config.targets]

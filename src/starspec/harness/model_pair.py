@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from starspec.config import FIXED_LENGTH, Dtype, ModelConfig, Numerics, Quantization, SpeculativeConfig
 from starspec.config.checks import options_of
 from starspec.config.option import A_MODEL, MODELS, Option
+from starspec.models.loading.checks import find_models
 from starspec.models.resolve import resolve_draft
 
 MODEL_OPTIONS = options_of(ModelConfig)
@@ -61,6 +62,10 @@ class ModelPair:
     def has_head(self) -> bool:
         """Whether the draft is an EAGLE head."""
         return resolve_draft(self.speculative()).head is not None
+
+    def find(self) -> None:
+        """Find the models, before torch is imported. Raises: as find_models."""
+        find_models(self.target, self.draft)
 
     def target_config(self, num_rows: int = 1) -> ModelConfig:
         """The target with so many cache rows."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
 from starspec.hub.causal import CausalDrafter
+from starspec.hub.checks import target_of_head
 from starspec.hub.drafter import Drafter
 from starspec.hub.eagle import FEATURE_WINDOW, EagleDrafter
 from starspec.hub.handshake import FeatureTerms, HubTerms
@@ -51,7 +52,7 @@ def load_drafter(
         return LoadedDrafter(drafter, None, num_ngram_rows, 0)
     if model is None:
         raise ConfigError(f"method '{config.method}' needs a draft: give its model")
-    return _load_eagle(config, model, target) if draft.kind == "head" else _load_causal(model, target)
+    return _load_eagle(config, model, target_of_head(target)) if draft.head else _load_causal(model, target)
 
 
 def _load_causal(model: ModelConfig, target: str | None) -> LoadedDrafter:
@@ -62,31 +63,13 @@ def _load_causal(model: ModelConfig, target: str | None) -> LoadedDrafter:
     return LoadedDrafter(CausalDrafter(runner), fingerprint, runner.cache.num_rows, runner.cache.num_bytes)
 
 
-def _load_eagle(config: SpeculativeConfig, model: ModelConfig, target: str | None) -> LoadedDrafter:
-    if target is None:
-        raise ConfigError("an EAGLE head borrows its target's embedding: give --target MODEL too")
+def _load_eagle(config: SpeculativeConfig, model: ModelConfig, target: str) -> LoadedDrafter:
     head = load_head(model, target, config.feature_layers)
     spec = head.spec
     check_method(model.model, spec, config)
     terms = FeatureTerms(layers=spec.feature_layers, hidden_size=spec.target_hidden_size, window=FEATURE_WINDOW)
     fingerprint = vocab_fingerprint(load_tokenizer(target))
     return LoadedDrafter(EagleDrafter(head), fingerprint, head.cache.num_rows, head.cache.num_bytes, terms)
-
-
-def suited_to(draft: DraftSpec, config: HubConfig) -> HubConfig:
-    """The hub's config without what the draft cannot do: `auto` becomes `off` for a draft that cannot run ahead.
-
-    Raises: ConfigError if the hub is told to run ahead, or to share prefixes between targets, and the draft cannot.
-    """
-    why_not = draft.traits.why_not_ahead
-    if why_not is None:
-        return config
-    told = f"is for draft models: this draft {why_not}, leave the option out"
-    if config.run_ahead in ("chain", "outcomes"):
-        raise ConfigError(f"--run-ahead {config.run_ahead} {told}")
-    if config.share_prefixes == "hub":
-        raise ConfigError(f"--share-prefixes hub {told}")
-    return replace(config, run_ahead="off")
 
 
 def build_hub(

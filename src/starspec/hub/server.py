@@ -12,16 +12,15 @@ import structlog
 from starspec.audit import AuditLog
 from starspec.cache.memory import memory_of
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
-from starspec.hub.build import build_hub, load_drafter, suited_to, terms_of
+from starspec.hub.build import build_hub, load_drafter, terms_of
+from starspec.hub.checks import keys_of, suited_to
 from starspec.hub.handshake import admit
 from starspec.hub.loop import HubLoop
 from starspec.models.resolve import resolve_draft
 from starspec.stats import HubStats
 from starspec.tracing import Tracer
-from starspec.wire.callers import Callers
-from starspec.wire.keys import load_keys, require_keys
 from starspec.wire.messages import HubStatus
-from starspec.wire.transports.sockets import check_free, endpoint_at
+from starspec.wire.transports.sockets import endpoint_at
 from starspec.wire.transports.zmq_hub import ZmqHub
 
 IDLE_WAIT_S = 0.1  # between looks at the stop flag while nothing arrives
@@ -51,11 +50,7 @@ class DraftServer:
     ) -> None:
         draft = resolve_draft(speculative)
         config = suited_to(draft, config)  # first: an error shows at once, and loading a model takes a while
-        keys = load_keys(config.keys, "hub")
-        require_keys(config.host, keys, config.insecure, "the hub would listen on")
-        if keys is not None:
-            Callers(keys)  # the keys of clients: a file that is no key is said now, too
-        check_free(config.host, config.port, "the hub")
+        keys = keys_of(config)
         self._audit = AuditLog(config.audit_log, "hub")
         loaded = load_drafter(draft, model, config.max_tags, target)
         self._loaded = loaded

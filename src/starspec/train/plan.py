@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 
 from starspec.config import Dtype, ModelConfig
 from starspec.config.checks import options_of
+from starspec.config.model import check_device
 from starspec.config.option import Option
 from starspec.errors import ConfigError
 
@@ -38,6 +39,9 @@ class AnswerPlan:
     batch: Annotated[int, Option("Answers to generate at once.", DATA, least=1)] = 64  # of each worker
     num_workers: int = 1  # processes, each with its share of the threads
     num_threads: int = 1  # of one worker
+
+    def __post_init__(self) -> None:
+        check_device(self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ from starspec.engine.engine import TargetEngine
 from starspec.fingerprint import vocab_fingerprint
 from starspec.harness.decode import Job
 from starspec.harness.star import DEADLINE_S, IDLE_WAIT_S, await_hub, connected_target, hub_loop
-from starspec.hub.build import load_drafter, suited_to
+from starspec.hub.build import load_drafter
+from starspec.hub.checks import suited_to
 from starspec.ids import RequestId, Tag, TargetId
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from math import inf
-from typing import Any
+from collections.abc import Sequence
 
 from starspec.bench.pair.methods import Method, Work, key, num_turns, our_method, plain_method, run_in_turns
-from starspec.bench.tree.grid import CAUSAL_GRID, HEAD_GRID, Grid, Kind, kind_of, name_of
+from starspec.bench.tree.grid import Kind, kind_of, name_of
+from starspec.bench.tree.plan import TreePlan
 from starspec.bench.tree.rows import at_the_edge, losing_regimes, ratios_of, tree_row
 from starspec.engine.remote_drafts import RemoteDrafts
-from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, spread
 from starspec.harness.decode import Advance, Job
 from starspec.harness.model_pair import ModelPair
@@ -57,37 +54,6 @@ WARM_UP_TOKENS = 6
 NUM_TIMED_CHAINS = 8  # that time the drafter's draft steps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreePlan:
-    """How much to measure.
-
-    Raises: ConfigError naming `--temperatures` unless each is a number from 0 on, and there is one.
-    """
-
-    grid: Grid | None = None  # None = the default of the kind of draft
-    only: Mapping[str, Any] = field(default_factory=dict)  # sides of the grid that replace the default
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    num_trial_prompts: int = 2  # of each file, with every shape
-    num_prompts: int = 8  # of each file, with the best
-    max_tokens: int = 96
-    num_repeats: int = 3
-
-    def __post_init__(self) -> None:
-        if not self.temperatures or not all(0.0 <= each < inf for each in self.temperatures):
-            raise ConfigError(f"--temperatures: numbers from 0 on, at least one, got {list(self.temperatures)}")
-        if len(set(self.temperatures)) < len(self.temperatures):
-            raise ConfigError(f"--temperatures: each once, got {list(self.temperatures)}")
-
-
-QUICK = TreePlan(
-    grid=Grid(chains=(4,), depths=(5,), top_ks=(2,), nodes=(8, 10)),
-    num_trial_prompts=1,
-    num_prompts=1,
-    max_tokens=32,
-    num_repeats=1,
-)
-
-
 class _Bench:
     """The loaded models: one hub, with a link for each shape."""
 
@@ -123,10 +89,10 @@ def measure_tree(
 
     Args:
         prompt_files: used in equal shares.
-    Raises: ModelError, VocabularyMismatch.
+    Raises: ModelError, VocabularyMismatch; ConfigError as `TreePlan.grid_for`.
     """
     advance("loading", None)
-    grid = replace(plan.grid or (HEAD_GRID if models.has_head else CAUSAL_GRID), **plan.only)
+    grid = plan.grid_for(has_head=models.has_head)
     shapes = grid.shapes()
     bench = _Bench(models, shapes)
     steps = bench.step_seconds()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from starspec.config import nearest
+from starspec.config.model import check_device
 from starspec.errors import ConfigError
 
 
@@ -21,10 +21,8 @@ def take_device(name: str) -> torch.device:
 
     Raises: ConfigError if the name is unknown or the device does not exist.
     """
+    check_device(name)
     kind, _, index = name.partition(":")
-    is_known = name == "cpu" or (kind == "cuda" and (not index or index.isdecimal()))
-    if not is_known:
-        raise ConfigError(f"device '{name}' is unknown{nearest(name, ['cpu', 'cuda', 'cuda:0'])}")
     if kind == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():

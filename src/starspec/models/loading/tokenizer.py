@@ -59,10 +59,7 @@ def prompt_ids_of_text(tokenizer: Any, text: str, *, add_special_tokens: bool = 
     Raises: RequestError if it is not valid Unicode.
     Effects: warns if the tokenizer puts a second BOS token in front.
     """
-    try:
-        token_ids = list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
-    except TypeError as error:  # the tokenizer's, for half of a surrogate pair
-        raise RequestError("the prompt is not valid Unicode text", "prompt") from error
+    token_ids = _encoded(tokenizer, text, add_special_tokens, "prompt")
     bos = getattr(tokenizer, "bos_token", None)
     if add_special_tokens and bos and token_ids[:2] == [tokenizer.bos_token_id] * 2:
         warnings.warn(
@@ -76,21 +73,27 @@ def prompt_ids_of_text(tokenizer: Any, text: str, *, add_special_tokens: bool = 
 def prompt_ids_of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """The prompt of a conversation in the model's chat template, up to where the answer begins.
 
-    Raises: RequestError if the model has no chat template, or if the template cannot process the messages.
+    Raises: RequestError if the model has no chat template, if the template cannot process the messages, or if they are
+        not valid Unicode.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError("this model has no chat template; send plain prompts", "messages")
     if isinstance(messages, str) or not all(isinstance(each, Mapping) and "role" in each for each in messages):
         raise RequestError("messages must be a list of {'role': ..., 'content': ...}", "messages")
     try:
-        # transformers would return a mapping by default
-        prompt = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
-        )
+        text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     except TEMPLATE_ERRORS as error:
         why = f"the model's chat template cannot process these messages: {first_line(error)}"
         raise RequestError(why, "messages") from error
-    return list(prompt)
+    return _encoded(tokenizer, text, False, "messages")  # a template writes special tokens itself
+
+
+def _encoded(tokenizer: Any, text: str, add_special_tokens: bool, param: str) -> list[int]:
+    try:
+        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    except TypeError as error:  # the tokenizer's, for half of a surrogate pair
+        what = "the prompt is" if param == "prompt" else f"{param} are"
+        raise RequestError(f"{what} not valid Unicode text", param) from error
 
 
 def check_vocabularies(target: HasVocabulary, draft: HasVocabulary) -> None:

@@ -1,0 +1,49 @@
+"""What is wrong with a target's settings, found without torch, which takes seconds to import."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starspec.config import SpeculativeConfig, TargetConfig
+from starspec.draft_methods import drafts_itself
+from starspec.errors import ConfigError
+from starspec.wire.callers import Callers
+from starspec.wire.keys import Keys, load_keys, require_keys
+from starspec.wire.transports.sockets import check_free, host_of
+
+NO_HUB: Final = "a target server needs the hub's address: give --hub or remote.endpoint"
+
+
+def keys_of(config: TargetConfig) -> Keys | None:
+    """The keys of a target. Raises: ConfigError if it cannot or must not listen where it is told to."""
+    keys = load_keys(config.keys, "target")
+    require_keys(config.host, keys, config.insecure, "the target would listen on")
+    if keys is not None:
+        Callers(keys)  # the keys of gateways: a file that is no key is said now, too
+    check_free(config.host, config.port, "the target")
+    return keys
+
+
+def check_hub(speculative: SpeculativeConfig | None) -> None:
+    """Check where a target's drafts come from, before its model is loaded.
+
+    Raises: ConfigError if a hub is needed and there is no address, if it is malformed, if keys are missing, or if
+        settings for a hub are given without its address.
+    """
+    if speculative is None:
+        return
+    remote = speculative.remote
+    if remote.endpoint is None:
+        if not drafts_itself(speculative.method):
+            raise ConfigError(NO_HUB)
+        if (remote.deadline_ms, remote.fallback) != (None, "none"):
+            raise ConfigError(
+                f"remote.deadline_ms and remote.fallback are for a hub, and method '{speculative.method}' without --hub"
+                " has none: leave them out, or give --hub"
+            )
+        return
+    host = host_of(remote.endpoint, "the hub")
+    keys = load_keys(remote.keys, "target") if remote.keys else None
+    require_keys(host, keys, remote.insecure, "the target would connect to the hub at")
+    if keys is not None:
+        keys.public_key_of("hub")

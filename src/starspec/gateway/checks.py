@@ -1,0 +1,62 @@
+"""What is wrong with a gateway's settings, found without uvicorn and transformers, which take seconds to import."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Final
+
+from starspec.config import GatewayConfig
+from starspec.errors import ConfigError
+from starspec.wire.keys import Keys, load_keys, require_keys
+from starspec.wire.transports.sockets import host_of
+
+BACKLOG: Final = 1024  # connections that wait to be accepted
+
+
+def keys_of(config: GatewayConfig) -> Keys | None:
+    """The keys of a gateway.
+
+    Raises: ConfigError for a missing target, a malformed address, bad keys, or an address that needs keys.
+    """
+    if not config.targets and config.hub is None:
+        raise ConfigError(
+            "a gateway needs at least one target: give its serving address, tcp://host:port; or a hub, for its metrics"
+        )
+    keys = load_keys(config.keys, "gateway")
+    for endpoint in config.targets:
+        host = host_of(endpoint, "a target")
+        require_keys(host, keys, config.insecure, "the gateway would connect to the target at")
+    if config.hub is not None:
+        require_keys(host_of(config.hub, "the hub"), keys, config.insecure, "the gateway would connect to the hub at")
+    if keys is not None and config.targets:
+        keys.public_key_of("target")
+    if keys is not None and config.hub is not None:
+        keys.public_key_of("hub")
+    return keys
+
+
+def open_port(host: str, port: int) -> socket.socket:
+    """A listening TCP socket.
+
+    Args:
+        port: 0 = any free one.
+    Raises: ConfigError that says what to do if the port is taken or the interface does not exist.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(_why_not_listening(error, host, port)) from error
+    listening.setblocking(False)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by connections: chunks go out at once
+    return listening
+
+
+def _why_not_listening(error: OSError, host: str, port: int) -> str:
+    what = f"the gateway cannot listen on {host}:{port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{what}: the port is in use; stop the process that listens there or choose another"
+    if error.errno == errno.EACCES:
+        return f"{what}: choose a port above 1023"
+    return f"{what}: {error.strerror}"

@@ -1,0 +1,45 @@
+"""What is wrong with a hub's settings, found without torch, which takes seconds to import."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from starspec.config import HubConfig
+from starspec.errors import ConfigError
+from starspec.models.resolve import DraftSpec
+from starspec.wire.callers import Callers
+from starspec.wire.keys import Keys, load_keys, require_keys
+from starspec.wire.transports.sockets import check_free
+
+
+def keys_of(config: HubConfig) -> Keys | None:
+    """The keys of a hub. Raises: ConfigError if it cannot or must not listen where it is told to."""
+    keys = load_keys(config.keys, "hub")
+    require_keys(config.host, keys, config.insecure, "the hub would listen on")
+    if keys is not None:
+        Callers(keys)  # the keys of clients: a file that is no key is said now, too
+    check_free(config.host, config.port, "the hub")
+    return keys
+
+
+def target_of_head(target: str | None) -> str:
+    """The model that an EAGLE head drafts for. Raises: ConfigError if it is not given."""
+    if target is None:
+        raise ConfigError("an EAGLE head borrows its target's embedding: give --target MODEL too")
+    return target
+
+
+def suited_to(draft: DraftSpec, config: HubConfig) -> HubConfig:
+    """The hub's config without what the draft cannot do: `auto` becomes `off` for a draft that cannot run ahead.
+
+    Raises: ConfigError if the hub is told to run ahead, or to share prefixes between targets, and the draft cannot.
+    """
+    why_not = draft.traits.why_not_ahead
+    if why_not is None:
+        return config
+    told = f"is for draft models: this draft {why_not}, leave the option out"
+    if config.run_ahead in ("chain", "outcomes"):
+        raise ConfigError(f"--run-ahead {config.run_ahead} {told}")
+    if config.share_prefixes == "hub":
+        raise ConfigError(f"--share-prefixes hub {told}")
+    return replace(config, run_ahead="off")

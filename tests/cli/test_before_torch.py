@@ -1,0 +1,242 @@
+"""What names, addresses, options and small files show to be wrong is said before torch is imported, by all commands."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from starspec.wire.keys import generate_keys
+
+NOWHERE = "there is no model at '/nowhere'"
+NO_FILE = "'/nowhere' cannot be read: No such file or directory"
+TARGET, DRAFT = ("--target", "synthetic:"), ("--draft", "synthetic:role=draft")
+PAIR = (*TARGET, *DRAFT)
+LOST_TARGET, LOST_DRAFT = ("--target", "/nowhere", *DRAFT), (*TARGET, "--draft", "/nowhere")
+PROMPTS = ("--prompts", "/nowhere")
+DATASET = ("--dataset", "/nowhere")
+NGRAM = ("draft", "--spec-method", "ngram", "--port", "0")
+GATEWAY = ("gateway", *TARGET, "--endpoint", "tcp://127.0.0.1:9")
+SYNTHETIC = "synthetic model: unknown key 'vocabs'; did you mean 'vocab'?"
+
+LINES = {
+    "generate: target": (("generate", "hi", "--target", "/nowhere"), NOWHERE),
+    "generate: draft": (("generate", "hi", *LOST_DRAFT), NOWHERE),
+    "generate: head": (("generate", "hi", *LOST_DRAFT, "--spec-method", "eagle3"), NOWHERE),
+    "generate: synthetic": (("generate", "hi", "--target", "synthetic:vocabs=9"), SYNTHETIC),
+    "generate: no folder of a model": (("generate", "hi", "--target", "HERE"), "is not a model: it has no config.json"),
+    "generate: no JSON": (("generate", "hi", "--target", "HERE/broken"), "it is not valid JSON"),
+    "generate: sampling": (("generate", "hi", *TARGET, "--top-p", "2"), "--top-p must be in (0, 1], got 2.0"),
+    "generate: device": (("generate", "hi", *TARGET, "--device", "cuda:x"), "device 'cuda:x' is unknown"),
+    "generate: prompt": (("generate", "a\udcff", *TARGET), "the prompt is not valid Unicode text: give it in UTF-8"),
+    "generate: stop": (("generate", "hi", *TARGET, "--stop", "a\udcff"), "--stop must be valid Unicode text"),
+    "target: model": (("target", "--target", "/nowhere", "--port", "0"), NOWHERE),
+    "target: hub": (
+        ("target", *TARGET, "--port", "0", "--hub", "foo"),
+        "the hub is at 'foo', which is not of the form",
+    ),
+    "target: keys": (("target", *TARGET, "--port", "0", "--keys", "/nowhere"), "cannot read the key"),
+    "target: keys of clients": (
+        ("target", *TARGET, "--port", "0", "--keys", "KEYS"),
+        "gateway.public does not contain",
+    ),
+    "target: port": (("target", *TARGET, "--port", "TAKEN"), "the target cannot listen on 127.0.0.1:"),
+    "target: no keys": (("target", *TARGET, "--host", "0.0.0.0"), "the target would listen on 0.0.0.0 without keys"),
+    "target: trace": (("target", *TARGET, "--port", "0", "--trace", "/no/t.json"), "there is no folder '/no'"),
+    "draft: draft": (("draft", "--draft", "/nowhere", "--port", "0"), NOWHERE),
+    "draft: target": (("draft", *LOST_TARGET, "--port", "0"), NOWHERE),
+    "draft: head without its target": (
+        ("draft", "--draft", "HERE/head", "--spec-method", "eagle3", "--port", "0"),
+        "an EAGLE head borrows its target's embedding: give --target MODEL too",
+    ),
+    "draft: keys": ((*NGRAM, "--keys", "/nowhere"), "cannot read the key"),
+    "draft: port": (("draft", "--spec-method", "ngram", "--port", "TAKEN"), "the hub cannot listen on 127.0.0.1:"),
+    "draft: what it cannot do": ((*NGRAM, "--run-ahead", "chain"), "--run-ahead chain is for draft models"),
+    "draft: audit log": ((*NGRAM, "--audit-log", "/no/a.jsonl"), "there is no folder '/no'"),
+    "gateway: model": (("gateway", "--target", "/nowhere", "--port", "0", "--hub", "tcp://127.0.0.1:9"), NOWHERE),
+    "gateway: address": ((*GATEWAY[:-1], "tcp://127.0.0.1:99999"), "and a port must be 1 to 65535"),
+    "gateway: hub": ((*GATEWAY, "--hub", "foo"), "the hub is at 'foo', which is not of the form"),
+    "gateway: keys": ((*GATEWAY, "--keys", "/nowhere"), "cannot read the key"),
+    "gateway: key of the hub": ((*GATEWAY, "--keys", "KEYS", "--hub", "tcp://127.0.0.1:9"), "hub.public"),
+    "gateway: port": ((*GATEWAY, "--port", "TAKEN"), "the gateway cannot listen on 127.0.0.1:"),
+    "up: target": (("up", "/nowhere", "--port", "0"), NOWHERE),
+    "up: draft": (("up", *LOST_DRAFT, "--port", "0"), NOWHERE),
+    "up: port": (("up", *TARGET, "--port", "TAKEN"), "cannot listen on 127.0.0.1:"),
+    "up: what a draft cannot do": (
+        ("up", *TARGET, "--spec-method", "ngram", "--share-prefixes", "hub"),
+        "--share-prefixes hub is for draft models",
+    ),
+    "doctor: target": (("doctor", *LOST_TARGET), NOWHERE),
+    "doctor: draft": (("doctor", *LOST_DRAFT), NOWHERE),
+    "doctor: prompts": (("doctor", *PAIR, *PROMPTS), NO_FILE),
+    "doctor: report": (("doctor", *PAIR, "--tree-report", "/nowhere"), f"--tree-report: {NO_FILE}"),
+    "doctor: server": (("doctor", "--vllm", "http://127.0.0.1:1"), "no vLLM server answers at http://127.0.0.1:1"),
+    "doctor: server of a draft": (("doctor", "--vllm", "http://127.0.0.1:1", *DRAFT), "no vLLM server answers"),
+    "calibrate: target": (("calibrate", *LOST_TARGET), NOWHERE),
+    "calibrate: draft": (("calibrate", *LOST_DRAFT), NOWHERE),
+    "calibrate: prompts": (("calibrate", *PAIR, *PROMPTS), NO_FILE),
+    "verify: target": (("verify", *LOST_TARGET), NOWHERE),
+    "verify: draft": (("verify", *LOST_DRAFT), NOWHERE),
+    "verify: prompts": (("verify", *PAIR, *PROMPTS), NO_FILE),
+    "train: target": (
+        ("train", "--target", "/nowhere", "--prompts", "HERE/prompts.jsonl", "--out", "HERE/out"),
+        NOWHERE,
+    ),
+    "train: prompts": (("train", *TARGET, *PROMPTS, "--out", "HERE/out"), NO_FILE),
+    "train: start": (
+        ("train", *TARGET, "--prompts", "HERE/prompts.jsonl", "--out", "HERE/out", "--start-from", "/nowhere"),
+        NOWHERE,
+    ),
+    "bench pair: draft": (("bench", "pair", *LOST_DRAFT), NOWHERE),
+    "bench pair: prompts": (("bench", "pair", *PAIR, *DATASET), NO_FILE),
+    "bench tree: target": (("bench", "tree", *LOST_TARGET), NOWHERE),
+    "bench tree: prompts": (("bench", "tree", *PAIR, *DATASET), NO_FILE),
+    "bench tree: temperatures": (("bench", "tree", *PAIR, "--temperatures", "-1"), "--temperatures: numbers from 0 on"),
+    "bench tree: grid": (("bench", "tree", *PAIR, "--top-ks", "99"), "--top-ks must be 2 to"),
+    "bench batch: target": (("bench", "batch", *LOST_TARGET), NOWHERE),
+    "bench batch: prompts": (("bench", "batch", *PAIR, *DATASET), NO_FILE),
+    "bench batch: options": (
+        ("bench", "batch", *PAIR, "--context", "64", "--max-prompt-tokens", "9"),
+        "--context takes prompts of any length",
+    ),
+    "bench star: draft": (("bench", "star", *LOST_DRAFT), NOWHERE),
+    "bench star: prompts": (("bench", "star", *PAIR, *DATASET), NO_FILE),
+    "bench async: draft": (("bench", "async", *LOST_DRAFT), NOWHERE),
+    "bench async: prompts": (("bench", "async", *PAIR, *DATASET), NO_FILE),
+    "bench faults: draft": (("bench", "faults", *LOST_DRAFT), NOWHERE),
+    "bench faults: prompts": (("bench", "faults", *PAIR, *DATASET), NO_FILE),
+    "bench warm: draft": (("bench", "warm", "--draft", "/nowhere"), NOWHERE),
+    "bench vllm: program": (("bench", "vllm", *PAIR, "--vllm-python", "/nowhere"), "there is no program '/nowhere'"),
+    "bench vllm: draft": (("bench", "vllm", *LOST_DRAFT, "--vllm-python", sys.executable), NOWHERE),
+    "bench vllm: prompts": (("bench", "vllm", *PAIR, *DATASET), NO_FILE),
+    "bench certify: model": (("bench", "certify", "--model", "/nowhere"), NOWHERE),
+    "bench certify: head": (("bench", "certify", "--model", "synthetic:", "--head", "/nowhere"), NOWHERE),
+    "bench certify: prompts": (("bench", "certify", "--model", "synthetic:", *DATASET), NO_FILE),
+    "bench certify: part": (
+        ("bench", "certify", "--model", "synthetic:", "--part", "pair"),
+        "--part pair is about two models: give --target and --draft",
+    ),
+    "bench certify: shard": (
+        ("bench", "certify", "--model", "synthetic:", "--shard", "3/2"),
+        "there is no shard 3 of 2: they count from 1",
+    ),
+}
+
+RUN_ALL = """
+import contextlib, io, json, sys
+from starspec.cli import run
+
+found = {}
+for name, words in json.load(sys.stdin).items():
+    with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()):
+        code = run(words)
+    found[name] = (code, err.getvalue(), [each for each in ("torch", "transformers") if each in sys.modules])
+    if found[name][2]:
+        break
+print(json.dumps(found))
+"""
+
+
+class Outcome(NamedTuple):
+    code: int
+    err: str
+    imported: list[str]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """All lines in one process. It ends with the first line that imports what is slow: the rest may take hours."""
+    here = tmp_path_factory.mktemp("here")
+    for folder, content in (("broken", "{"), ("head", '{"architectures": ["LlamaForCausalLMEagle3"]}')):
+        (here / folder).mkdir()
+        (here / folder / "config.json").write_text(content)
+    (here / "prompts.jsonl").write_text('{"turns": ["Hello"]}\n')
+    generate_keys(here / "keys")
+    (here / "keys" / "gateway.public").write_text("no key")
+    (here / "keys" / "hub.public").unlink()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        named = {"HERE": str(here), "KEYS": str(here / "keys"), "TAKEN": str(taken.getsockname()[1])}
+        lines = {name: [_filled(word, named) for word in words] for name, (words, _) in LINES.items()}
+        command, given = [sys.executable, "-c", RUN_ALL], json.dumps(lines)
+        done = subprocess.run(command, input=given, capture_output=True, text=True, check=True, cwd=here, timeout=120)
+    return {name: Outcome(*found) for name, found in json.loads(done.stdout).items()}
+
+
+def _filled(word: str, named: dict[str, str]) -> str:
+    first, _, rest = word.partition("/")
+    return str(Path(named[first]) / rest) if first in named and rest else named.get(word, word)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_mistake_is_one_sentence_before_torch_is_imported(name: str, outcomes: dict[str, Outcome]) -> None:
+    assert name in outcomes, f"'{list(outcomes)[-1]}' imports torch"
+    code, err, imported = outcomes[name]
+    assert imported == []
+    (sentence,) = err.splitlines()
+    assert LINES[name][1] in sentence
+    assert code == 2
+
+
+OUTPUTS = {
+    "generate": ("generate", "Hello", *TARGET),
+    "verify": ("verify", *TARGET, "--spec-method", "ngram"),
+    "doctor": ("doctor", *PAIR),
+    "calibrate": ("calibrate", *PAIR),
+    "bench wire": ("bench", "wire"),
+    "up": ("up", *TARGET, "--port", "0"),
+}
+RUN_ONE = """
+import sys
+from starspec.cli.output import open_closed_streams
+from starspec.cli import run
+
+open_closed_streams()
+code = run(sys.argv[1:])
+print([each for each in ("torch", "transformers") if each in sys.modules], file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def pipe_without_reader() -> int:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+@pytest.mark.parametrize("command", OUTPUTS)
+@pytest.mark.parametrize(
+    ("redirection", "open_output", "why"),
+    [
+        ("", lambda: os.open("/dev/full", os.O_WRONLY), "No space left on device"),
+        ("", pipe_without_reader, "Broken pipe"),
+        (">&-", lambda: os.open("/dev/null", os.O_WRONLY), "it is closed"),
+    ],
+    ids=["full", "no reader", "closed"],
+)
+def test_an_output_that_takes_nothing_is_one_sentence_before_torch_is_imported(
+    command: str, redirection: str, open_output: Callable[[], int], why: str
+) -> None:
+    words = ["bash", "-c", f'exec "$@" {redirection}', "bash", sys.executable, "-c", RUN_ONE, *OUTPUTS[command]]
+    with os.fdopen(open_output(), "wb") as output:
+        done = subprocess.run(words, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    sentence, imported = done.stderr.splitlines()
+    assert sentence == f"starspec: the output cannot be written: {why}"
+    assert (imported, done.returncode) == ("[]", 1)
+
+
+def test_lines_for_a_closed_output_are_not_lost_in_silence(tmp_path: Path) -> None:
+    words = ["bash", "-c", 'exec "$@" >&-', "bash", sys.executable, "-m", "starspec", "keygen", str(tmp_path / "keys")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stderr == "starspec: the output cannot be written: it is closed\n"
+    assert done.returncode == 1
+
+
+def test_without_standard_error_a_command_does_its_work() -> None:
+    words = ["bash", "-c", 'exec "$@" 2>&-', "bash", sys.executable, "-m", "starspec", "generate", "hi", *TARGET]
+    done = subprocess.run([*words, "--max-tokens", "3"], stdout=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, len(done.stdout.split())) == (0, 3)
