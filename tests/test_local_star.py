@@ -47,3 +47,15 @@ def test_settings_of_a_hub_elsewhere_are_refused_by_name(drafts: dict[str, Any],
         local_drafts(config, load_runner(config).info, speculative, TargetStats(), tokenizer)
     for raised in (early, late):
         assert all(f"remote.{name}" in str(raised.value) for name in remote)
+
+
+def test_target_and_draft_that_fit_only_alone_are_refused_before_weights_are_read(monkeypatch) -> None:
+    config, tokenizer = ModelConfig(model=TARGET, max_model_len=64), load_tokenizer(TARGET)
+    num_bytes = load_runner(config).cache.num_bytes
+    speculative = SpeculativeConfig(model=DRAFT)
+    monkeypatch.setattr("starspec.local_star.machine_bytes", lambda: 2 * num_bytes)
+    check_drafts(config, speculative, tokenizer)
+    monkeypatch.setattr("starspec.local_star.machine_bytes", lambda: 2 * num_bytes - 1)
+    with pytest.raises(ConfigError, match=f"take {num_bytes} and {num_bytes} bytes, together more than this machine's"):
+        check_drafts(config, speculative, tokenizer)
+    check_drafts(config, speculative, tokenizer, is_target_ours=False)

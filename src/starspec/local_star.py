@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
+from starspec.cache.memory import check_together, machine_bytes
 from starspec.config import HubConfig, ModelConfig, RemoteConfig, SpeculativeConfig
 from starspec.draft_methods import drafts_itself
 from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
@@ -55,12 +56,16 @@ def local_drafts(
     return own or LocalHub(target, info, speculative, tokenizer).drafts(policy, stats)
 
 
-def check_drafts(target: ModelConfig, speculative: SpeculativeConfig | None, tokenizer: Any = None) -> None:
+def check_drafts(
+    target: ModelConfig, speculative: SpeculativeConfig | None, tokenizer: Any = None, *, is_target_ours: bool = True
+) -> None:
     """Check what `local_drafts` needs as far as small files show it, so that a mistake does not cost a long load.
 
     Args:
         tokenizer: the target's; None = it is loaded if it is needed.
-    Raises: as local_drafts.
+        is_target_ours: the target's cache is on this machine, too: both must fit into its memory together. False for a
+            target of another server, such as vLLM.
+    Raises: as local_drafts; as check_loadable for the target.
     """
     if speculative is None:
         return
@@ -71,10 +76,12 @@ def check_drafts(target: ModelConfig, speculative: SpeculativeConfig | None, tok
     model = _draft_model(target, draft)
     if model is None:
         return
-    if draft.head is not None:
-        check_head(model, target.model, speculative)
-    else:
-        check_loadable(model)
+    is_head = draft.head is not None
+    draft_bytes = check_head(model, target.model, speculative) if is_head else check_loadable(model)
+    if is_target_ours:
+        target_bytes = check_loadable(target)
+        if target.device == "cpu":  # the draft is there, too; torch knows the memory of other devices
+            check_together(target_bytes, draft_bytes, machine_bytes())
 
 
 def _check_remote(remote: RemoteConfig) -> None:

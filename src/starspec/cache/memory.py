@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import os
 
+from starspec.errors import ConfigError
+
 
 def machine_bytes() -> int:
     """The physical memory of this machine in bytes, whoever uses it."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_together(target_bytes: int, draft_bytes: int, memory_bytes: int) -> None:
+    """Check the caches of a target and of a draft beside it, each of which fits alone.
+
+    Args:
+        memory_bytes: of the machine.
+    Raises: ConfigError if the memory does not hold both.
+    """
+    if target_bytes + draft_bytes > memory_bytes:
+        raise ConfigError(
+            f"the KV caches of target and draft take {target_bytes} and {draft_bytes} bytes, together more than this "
+            f"machine's memory of {memory_bytes} bytes; lower the number of sequences (max_num_seqs of LLM, batch "
+            "sizes or ExSpec's window of a measurement) or max_model_len"
+        )
 
 
 def memory_of(num_rows: int, num_bytes: int) -> str:

@@ -231,7 +231,7 @@ def num_rows_within(
     Raises: ConfigError if not even one row fits, or if the cache is larger than the machine's memory. The limit of
         other memory, such as a GPU's, is reported by torch.
     """
-    num_row_bytes = 2 * num_layers * num_kv_heads * _num_slots(max_len) * head_dim * dtype.itemsize
+    num_row_bytes = row_bytes(num_layers, max_len, num_kv_heads, head_dim, dtype=dtype)
     most = machine_bytes() if torch.device(device).type == "cpu" else None
     if num_bytes is None:
         if most is not None and num_rows * num_row_bytes > most:
@@ -253,6 +253,11 @@ def num_rows_within(
                 f"takes {num_row_bytes} bytes; raise the budget or lower max_model_len"
             )
     return num_rows
+
+
+def row_bytes(num_layers: int, max_len: int, num_kv_heads: int, head_dim: int, *, dtype: torch.dtype) -> int:
+    """Bytes of a cache row when every slot of it has been used."""
+    return 2 * num_layers * num_kv_heads * _num_slots(max_len) * head_dim * dtype.itemsize
 
 
 def _num_slots(max_len: int) -> int:

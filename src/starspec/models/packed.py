@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from starspec.cache.kv_cache import KVCache
-from starspec.cache.ragged import RaggedCache, num_rows_within
+from starspec.cache.ragged import RaggedCache, num_rows_within, row_bytes
 from starspec.config import MAX_DRAFT_TOKENS, ModelConfig
 from starspec.errors import CacheRangeError, ForwardAborted
 from starspec.models.attention.mask import depths_of
@@ -200,21 +200,24 @@ def check_segments(segments: Sequence[Segment], cache: KVCache) -> None:
         raise CacheRangeError("two segments of one forward share a row")
 
 
-def check_cache(config: ModelConfig, max_model_len: int, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+def check_cache(config: ModelConfig, max_model_len: int, num_layers: int, num_kv_heads: int, head_dim: int) -> int:
     """Check that the cache which `make_cache` will make fits into memory. It needs no weights.
 
+    Returns: the bytes that its rows can come to use.
     Raises: as `make_cache`.
     """
-    num_rows_within(
+    max_len, dtype = max_model_len + MAX_DRAFT_TOKENS, getattr(torch, config.dtype)
+    num_rows = num_rows_within(
         config.kv_budget_bytes,
         num_layers,
         config.num_rows,
-        max_model_len + MAX_DRAFT_TOKENS,
+        max_len,
         num_kv_heads,
         head_dim,
-        dtype=getattr(torch, config.dtype),
+        dtype=dtype,
         device=config.device,
     )
+    return num_rows * row_bytes(num_layers, max_len, num_kv_heads, head_dim, dtype=dtype)
 
 
 def make_cache(

@@ -79,7 +79,7 @@ def measure_vllm(
         VllmServer.
     """
     tokenizer = load_tokenizer(models.target)
-    check_drafts(models.target_config(), models.speculative(), tokenizer)
+    check_drafts(models.target_config(), models.speculative(), tokenizer, is_target_ours=False)
     chosen = [prompt for file in prompt_files for prompt in spread(file, plan.num_prompts)]
     prompts = [prompt_token_ids(tokenizer, prompt) for prompt in chosen]
     plain_answers: list[VllmAnswer] = []

@@ -103,21 +103,22 @@ def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] 
     return EagleHead(weights, config, Path(config.model).name, pack, pack_logits)
 
 
-def check_head(config: ModelConfig, target: str, speculative: SpeculativeConfig) -> None:
+def check_head(config: ModelConfig, target: str, speculative: SpeculativeConfig) -> int:
     """Check a head against its target and the config that names it, without the target's weights.
 
     Args:
         config: as for `load_head`.
+    Returns: the bytes that the rows of its cache can come to use.
     Raises: as `load_head`; ConfigError if it is a head of another method.
     """
     shape = TargetTensors.of(target).shape
     spec = read_head(config.model, target=shape, feature_layers=speculative.feature_layers).spec
     check_method(config.model, spec, speculative)
-    _check_cache(config, spec)
+    return _check_cache(config, spec)
 
 
-def _check_cache(config: ModelConfig, spec: HeadSpec) -> None:
-    check_cache(config, max_len_of(spec, config), 1, spec.num_key_value_heads, spec.head_dim)
+def _check_cache(config: ModelConfig, spec: HeadSpec) -> int:
+    return check_cache(config, max_len_of(spec, config), 1, spec.num_key_value_heads, spec.head_dim)
 
 
 def check_method(head: str, spec: HeadSpec, speculative: SpeculativeConfig) -> None:

@@ -85,15 +85,19 @@ class _Found:
     folder: Path
     config: Any  # transformers'
     max_model_len: int
+    num_cache_bytes: int
 
 
-def check_loadable(config: ModelConfig) -> None:
-    """Check what `load_runner` checks before it reads weights. Raises: as `load_runner`."""
+def check_loadable(config: ModelConfig) -> int:
+    """Check what `load_runner` checks before it reads weights.
+
+    Returns: the bytes that the rows of its cache can come to use.
+    Raises: as `load_runner`.
+    """
     if is_synthetic(config.model):
-        load_runner(config)  # it has no weights
-    else:
-        with naming(config.model, folder_name(config.model)):
-            _find(config)
+        return load_runner(config).cache.num_bytes  # it has no weights
+    with naming(config.model, folder_name(config.model)):
+        return _find(config).num_cache_bytes
 
 
 def _find(config: ModelConfig) -> _Found:
@@ -102,8 +106,8 @@ def _find(config: ModelConfig) -> _Found:
     hf_config = _read_config(config.model, folder)
     max_model_len = _max_model_len(config, hf_config)
     check_rotary(config.model, hf_config, max_model_len)
-    check_cache(config, max_model_len, *cache_shape(hf_config))
-    return _Found(device, folder, hf_config, max_model_len)
+    num_cache_bytes = check_cache(config, max_model_len, *cache_shape(hf_config))
+    return _Found(device, folder, hf_config, max_model_len, num_cache_bytes)
 
 
 def _fused_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -> LoadedRunner:
