@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from starspec.gateway.token_text import BYTE_OF, TokenText
+from starspec.engine.detokenize import Detokenizer
+from starspec.gateway.token_text import BYTE_OF, TokenText, completion_logprobs
+from starspec.wire.messages import TokenLogprob
 
 
 def test_the_byte_alphabet_is_that_of_byte_level_vocabularies() -> None:
@@ -37,3 +39,43 @@ def test_pieces_with_byte_fallback_keep_their_space_and_their_bytes() -> None:
     backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokens = TokenText(PreTrainedTokenizerFast(tokenizer_object=backend))
     assert [tokens.text_of(token_id) for token_id in range(3)] == [" the", r"bytes:\xe2", "é"]
+
+
+def answer_of(tokenizer: Any, token_ids: list[int]) -> tuple[str, list[int]]:
+    """The text of an answer and the offsets of its tokens, as target and gateway make them."""
+    detokenizer, entries = Detokenizer(tokenizer, [tokenizer.convert_tokens_to_ids("x")]), []
+    for token_id in token_ids:
+        entries.append(TokenLogprob(token_id, -0.5, [], detokenizer.next_offset))
+        detokenizer.add(token_id)
+    detokenizer.finish()
+    return detokenizer.text, completion_logprobs(entries, TokenText(tokenizer), detokenizer.text).text_offset
+
+
+BYTES = st.sampled_from([*b"ab", *"é日🚀".encode(), 0xFF, 0xE6])
+
+
+@given(content=st.lists(BYTES, max_size=12))
+def test_the_offset_of_a_token_is_the_character_of_its_first_byte(tokenizer: Any, content: list[int]) -> None:
+    """Broken characters included: each is one U+FFFD in the text."""
+    char_of = {byte: char for char, byte in BYTE_OF.items()}
+    text, offsets = answer_of(tokenizer, [tokenizer.convert_tokens_to_ids(char_of[byte]) for byte in content])
+    so_far = [bytes(content[: end + 1]).decode(errors="replace") for end in range(len(content))]
+    assert text == (so_far[-1] if so_far else "")
+    assert offsets == [len(each) - 1 for each in so_far]
+
+
+def test_a_token_behind_a_broken_character_of_another_token_begins_behind_it() -> None:
+    pieces = ["x", "a\u0122", "b", "\u0122"]  # so byte-level vocabularies write the byte 0x80
+    backend = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert answer_of(tokenizer, [1, 2, 3, 3]) == ("a\ufffdb\ufffd\ufffd", [0, 2, 3, 4])
+
+
+def test_with_byte_fallback_each_byte_of_a_broken_character_has_a_place() -> None:
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"\u2581go": 256, "x": 257}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert answer_of(tokenizer, [0xE6, 0x97]) == ("\ufffd\ufffd", [0, 1])
+    assert answer_of(tokenizer, [0xE6, 0x97, 0xA5, 256, 0xE6, 256]) == ("日 go\ufffd go", [0, 0, 0, 1, 4, 5])

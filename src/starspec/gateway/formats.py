@@ -62,7 +62,7 @@ class CompletionFormat:
             return None
         logprobs = None
         if self._options.num_top_logprobs is not None:
-            logprobs = completion_logprobs(self._sendable(answer, output), self._tokens, len(answer.text))
+            logprobs = completion_logprobs(self._sendable(answer, output), self._tokens, answer.text)
         return CompletionChoice(
             index=answer.index,
             text=output.text,
@@ -76,7 +76,7 @@ class CompletionFormat:
     def whole(self, answer: Answer) -> AnyChoice:
         logprobs = None
         if self._options.num_top_logprobs is not None:
-            logprobs = completion_logprobs(answer.logprobs, self._tokens, len(answer.text))
+            logprobs = completion_logprobs(answer.logprobs, self._tokens, answer.text)
         return CompletionChoice(
             index=answer.index,
             text=answer.text,

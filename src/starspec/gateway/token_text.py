@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +16,7 @@ from starspec.gateway.replies import ChatLogprobs, ChatTokenLogprob, CompletionL
 from starspec.wire.messages import TokenLogprob
 
 BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")  # byte fallback of SentencePiece-like vocabularies
+BROKEN: Final = "\ufffd"  # in a text: bytes that are no character
 SPACE_PIECE: Final = "\u2581"  # their space
 
 
@@ -76,19 +79,67 @@ def chat_logprobs(entries: Sequence[TokenLogprob], tokens: TokenText, num_top: i
     )
 
 
-def completion_logprobs(entries: Sequence[TokenLogprob], tokens: TokenText, text_len: int) -> CompletionLogprobs:
+def completion_logprobs(entries: Sequence[TokenLogprob], tokens: TokenText, text: str) -> CompletionLogprobs:
     """Parallel lists. `top_logprobs` always includes the generated token, as in OpenAI's API.
 
     Args:
-        text_len: characters of the answer's text so far. A token that a stop string cut off has its offset at the end.
+        text: the answer's text so far. A token that a stop string cut off has its offset at the end.
     """
     texts = [tokens.text_of(entry.token_id) for entry in entries]
-    offsets = [min(entry.text_offset, text_len) for entry in entries]
+    offsets = _offsets(entries, tokens, text)
     top = [
         _written({tokens.text_of(token_id): lp for token_id, lp in entry.top} | {text: entry.logprob})
         for entry, text in zip(entries, texts, strict=True)
     ]
     return CompletionLogprobs(texts, [entry.logprob for entry in entries], top, offsets)
+
+
+def _offsets(entries: Sequence[TokenLogprob], tokens: TokenText, text: str) -> list[int]:
+    """Where each token begins in the text.
+
+    A target states the offset of a token before it knows whether the bytes in front of it become a character. If they
+    do not, they are U+FFFD in the text, and the bytes of the tokens tell which token begins behind them.
+    """
+    offsets = [min(entry.text_offset, len(text)) for entry in entries]
+    certain = [
+        index
+        for index, offset in enumerate(offsets)
+        if index == 0 or (offset != offsets[index - 1] and text[offset : offset + 1] != BROKEN)
+    ]
+    for first, after in pairwise([*certain, len(offsets)]):
+        begin, end = offsets[first], offsets[after] if after < len(offsets) else len(text)
+        if BROKEN in text[begin:end]:
+            pieces = [tokens.bytes_of(entry.token_id) for entry in entries[first:after]]
+            places = _places(pieces, text[begin:end])
+            if places is not None:
+                offsets[first:after] = [min(begin + place, end) for place in places]
+    return offsets
+
+
+def _places(pieces: Sequence[bytes], text: str) -> list[int] | None:
+    """The characters of a text in which pieces begin; None if they are no spelling of the text.
+
+    A byte-level decoder writes one U+FFFD for a broken character, and byte fallback one for each byte.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    joined, places = "", []
+    for piece in pieces:
+        joined += decoder.decode(piece[:1])
+        is_open = not piece or bool(decoder.getstate()[0])  # the character of its first byte is yet to come
+        places.append(len(joined) if is_open else len(joined) - 1)
+        joined += decoder.decode(piece[1:])
+    if (joined + decoder.decode(b"", final=True)).startswith(text):
+        return places
+    apart = [piece.decode() if _is_whole(piece) else BROKEN * len(piece) for piece in pieces]
+    return list(accumulate(map(len, apart[:-1]), initial=0)) if "".join(apart).startswith(text) else None
+
+
+def _is_whole(piece: bytes) -> bool:
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _written(part: ChatTokenLogprob | dict[str, float]) -> Raw:
