@@ -183,3 +183,10 @@ def test_policies_are_told_the_time_and_ask_no_clock(path: Path) -> None:
 def test_what_holds_no_model_starts_without_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_servers_and_the_offline_api_are_imported_without_transformers() -> None:
+    """It is imported once it is needed, in an order that leaves torch's compiler out (`import_config_checks`)."""
+    code = "import sys, starspec.llm, starspec.hub.server, starspec.engine.build, starspec.gateway.server\n"
+    code += "sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +159,21 @@ async def test_metrics_show_targets_hub_and_the_gateways_own_work(start_gateway:
 async def test_openapi_describes_every_route(gateway: Any) -> None:
     paths = (await gateway.http.get("/openapi.json")).json()["paths"]
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize"} <= paths.keys()
+
+
+WITHOUT_TORCH = """
+import sys
+from starspec.cli.serve import _load
+from starspec.config import GatewayConfig, GatewayProcess, ProcessConfig
+server = _load(GatewayProcess(gateway=GatewayConfig(model=sys.argv[1], port=0), process=ProcessConfig()), None)
+assert server._model.codec.vocab_size > 200
+sys.exit("torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("model", ["a folder", "synthetic:"])
+def test_a_gateway_process_starts_without_torch(model: str, model_folder: Path) -> None:
+    """Importing it takes seconds, and it holds hundreds of megabytes."""
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(model_folder) if model == "a folder" else model]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr

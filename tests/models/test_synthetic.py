@@ -10,8 +10,8 @@ from starspec.errors import CacheRangeError, ConfigError, ForwardAborted
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import check_pair, load_tokenizer
 from starspec.models.runner import Segment
-from starspec.models.synthetic.runner import NUM_SPECIAL_TOKENS, SyntheticRunner
-from starspec.models.synthetic.spec import SyntheticSpec, parse_synthetic
+from starspec.models.synthetic.runner import SyntheticRunner
+from starspec.models.synthetic.spec import NUM_SPECIAL_TOKENS, SyntheticSpec, parse_synthetic
 from starspec.models.synthetic.tokenizer import word
 
 

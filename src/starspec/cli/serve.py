@@ -38,6 +38,7 @@ from starspec.errors import ConfigError
 from starspec.gateway import checks as gateway_checks
 from starspec.hub import checks as hub_checks
 from starspec.models.loading.checks import find_models
+from starspec.models.loading.transformers_calls import hide_torch
 from starspec.models.resolve import resolve_draft
 from starspec.tracing import Tracer
 
@@ -187,6 +188,7 @@ def _load(config: ServerConfig, trace: Tracer | None) -> Server:
         case GatewayProcess():
             from starspec.gateway.server import GatewayServer  # noqa: PLC0415
 
+            hide_torch()
             return GatewayServer(config.gateway)
         case _:
             assert_never(config)

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import LlamaConfig
 
 from starspec.cache.ragged import RaggedCache
 from starspec.config import DEFAULT_MAX_MODEL_LEN, MAX_DRAFT_TOKENS, ModelConfig
@@ -29,7 +28,7 @@ from starspec.models.heads.spec import HeadSpec, HeadWeights
 from starspec.models.linear.interface import PackedLinear, Packer
 from starspec.models.loading.device import take_device
 from starspec.models.loading.tensors import check_finite
-from starspec.models.loading.transformers_calls import as_model_error
+from starspec.models.loading.transformers_calls import as_model_error, import_config_checks
 from starspec.models.runner import ModelInfo, Segment
 
 ANY_ROWS = RowRange(lowest=1, highest=None)  # a draft's last bits influence no emitted token
@@ -164,6 +163,9 @@ def _norm(tensors: dict[str, Tensor], name: str, spec: HeadSpec) -> Norm | None:
 
 
 def _rotary(name: str, spec: HeadSpec, cache: RaggedCache) -> Tensor:
+    import_config_checks()
+    from transformers import LlamaConfig  # noqa: PLC0415 (without the line above it takes four seconds)
+
     with as_model_error(f"the rotary settings of '{name}' cannot be used"):
         config = LlamaConfig(
             hidden_size=spec.hidden_size,

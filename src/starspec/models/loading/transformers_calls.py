@@ -52,17 +52,28 @@ def as_model_error(complaint: str) -> Iterator[None]:
             raise ModelError(f"{complaint}: {first_line(error)}") from error
 
 
+def hide_torch() -> None:
+    """Let transformers do without torch in this process, which needs a tokenizer and no model.
+
+    Importing torch takes two seconds of a processor.
+    """
+    from transformers import utils  # noqa: PLC0415 (a second to import)
+
+    utils.is_torch_available = utils.import_utils.is_torch_available = lambda: False  # whence its modules take it
+
+
 def import_config_checks() -> None:
     """Import what checks the values of configs, without the activation functions, which draw in torch's compiler.
 
     That takes four seconds of a processor in each process. transformers does the same where there is no torch; then it
     does not check the name of an activation function. Whoever builds the model would not find it.
 
-    Effects: none if transformers has imported it already, or if a later transformers has no such module.
+    Effects: none if transformers has imported it already or does without torch, or if a later transformers has no such
+        module.
     """
     from transformers.utils import import_utils  # noqa: PLC0415 (a second to import)
 
-    if CONFIG_CHECKS in sys.modules:
+    if CONFIG_CHECKS in sys.modules or not import_utils.is_torch_available():
         return
     try:
         for name in ("tokenization_utils_base", "video_utils", "utils.generic"):  # they look for torch themselves

@@ -24,10 +24,7 @@ from starspec.cache.ragged import RaggedCache
 from starspec.config import DEFAULT_MAX_MODEL_LEN, MAX_DRAFT_TOKENS, ModelConfig
 from starspec.errors import CacheRangeError, ConfigError, ForwardAborted
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
-from starspec.models.synthetic.spec import SyntheticSpec, parse_synthetic
-
-EOS_TOKEN_ID: Final = 0
-NUM_SPECIAL_TOKENS: Final = 4  # ids that no forward ever prefers
+from starspec.models.synthetic.spec import EOS_TOKEN_ID, NUM_SPECIAL_TOKENS, SyntheticSpec, parse_synthetic
 
 NUM_CANDIDATES: Final = 5  # tokens with a logit of their own: the draft's four choices, and one that it misses
 LOOK_S: Final = 0.000125  # between two checks whether a forward is obsolete; the core is free meanwhile

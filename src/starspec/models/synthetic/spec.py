@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -11,7 +11,9 @@ from starspec.config import nearest
 from starspec.errors import ConfigError, ModelError
 from starspec.models.loading.locate import SYNTHETIC_PREFIX
 
-MIN_VOCAB = 64
+MIN_VOCAB: Final = 64
+EOS_TOKEN_ID: Final = 0
+NUM_SPECIAL_TOKENS: Final = 4  # ids that no forward ever prefers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from starspec.models.synthetic.runner import EOS_TOKEN_ID, NUM_SPECIAL_TOKENS
-from starspec.models.synthetic.spec import parse_synthetic
+from starspec.models.synthetic.spec import EOS_TOKEN_ID, NUM_SPECIAL_TOKENS, parse_synthetic
 
 SPECIAL_TOKENS = ("<eos>", "<unk>", "<user>", "<assistant>")
 SYLLABLES = [consonant + vowel for consonant in "bdfghklmnprstvz" for vowel in "aeiou"]
