@@ -223,7 +223,7 @@ def test_an_output_that_takes_nothing_is_one_sentence_before_torch_is_imported(
 ) -> None:
     words = ["bash", "-c", f'exec "$@" {redirection}', "bash", sys.executable, "-c", RUN_ONE, *OUTPUTS[command]]
     with os.fdopen(open_output(), "wb") as output:
-        done = subprocess.run(words, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(words, stdout=output, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
     sentence, imported = done.stderr.splitlines()
     assert sentence == f"starspec: the output cannot be written: {why}"
     assert (imported, done.returncode) == ("[]", 1)
