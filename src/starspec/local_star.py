@@ -29,6 +29,7 @@ from starspec.stats import TargetStats
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
 from starspec.wire.transports.memory import MemoryHub, MemoryTarget
 
+DEFAULT_HUB = HubConfig()
 NO_DEADLINE_S = 3600.0  # a target has nothing else to do than wait for its own hub
 
 
@@ -109,12 +110,19 @@ class LocalHub:
     """A hub that runs on its targets' thread.
 
     Args: as local_drafts.
+        config: of the hub; its network and its draft are not used.
     Raises: as local_drafts. Effects: loads the draft.
     """
 
-    def __init__(self, target: ModelConfig, info: ModelInfo, speculative: SpeculativeConfig, tokenizer: Any) -> None:
+    def __init__(
+        self,
+        target: ModelConfig,
+        info: ModelInfo,
+        speculative: SpeculativeConfig,
+        tokenizer: Any,
+        config: HubConfig = DEFAULT_HUB,
+    ) -> None:
         draft = _resolved(target.model, speculative, tokenizer)
-        config = HubConfig()
         self._method = speculative.rejection_sample_method
         self.loaded = _load_draft(target, draft)
         self._transport = MemoryHub(partial(admit, terms_of(self.loaded, config)), is_coded=False)

@@ -13,6 +13,7 @@ import typer
 from starspec.bench.tree import plan as tree_plan
 from starspec.cli import given
 from starspec.cli.bench_batch import batch
+from starspec.cli.bench_length import length
 from starspec.cli.bench_relaxed import relaxed
 from starspec.cli.bench_star import async_pair, star, warm
 from starspec.cli.binder import bound, take
@@ -28,6 +29,7 @@ from starspec.models.loading.checks import find_models
 
 app = CommandLine(name="bench", no_args_is_help=True, help="Measure on this machine.")
 app.command()(batch)
+app.command()(length)
 app.command()(relaxed)
 app.command()(star)
 app.command("async")(async_pair)
@@ -152,22 +154,6 @@ def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
 
         report = measure_wire(QUICK if quick else WirePlan(), lambda what: bar.begin(what, None))
     publish(report, blocks(report), json_file, quick=quick, num_repeats=QUICK.num_repeats)
-
-
-@app.command()
-def length(quick: Quick = False, json_file: JsonFile = None) -> None:
-    """Compare the length policies with every fixed length, in virtual time: any machine gives the same figures.
-
-    The scenes vary acceptance, the costs of draft steps and target steps, the round trip, the batch, and the number of
-    targets that share a hub.
-    """
-    with measuring("bench length") as bar:
-        from starspec.bench.length.grid import QUICK, GridPlan, blocks, measure_grid  # noqa: PLC0415 (numpy)
-
-        plan = QUICK if quick else GridPlan()
-        bar.begin("scenes", len(plan.scenes))
-        report = measure_grid(plan, bar.turn)
-    publish(report, blocks(report), json_file, quick=quick)
 
 
 @app.command()

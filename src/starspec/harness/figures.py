@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from starspec.errors import ConfigError
 from starspec.output_files import replacing
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
+COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
+"""Okabe and Ito's colours, which people with any colour vision tell apart."""
+MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
+"""A marker for each colour, so that a picture without colours can be read too."""
 
 
 def require_matplotlib() -> None:

@@ -74,7 +74,7 @@ def run_method(
     method: BatchMethod,
     drafts: Drafts,
     jobs: Sequence[Job],
-    num_draft_tokens: int,
+    num_draft_tokens: int | None,
     arrivals_s: Sequence[float] | None = None,
     known: KnownPrompts | None = None,
 ) -> MethodRun:
@@ -82,7 +82,7 @@ def run_method(
 
     Args:
         drafts: plain methods ignore them.
-        num_draft_tokens: K.
+        num_draft_tokens: K; None = as the drafts' length policy has it.
         arrivals_s: None = all requests are there at the start, and rounds wait for prefills; otherwise prefills run
             beside rounds.
         known: prompts that the target has prefilled; those of this run are added. None = it prefills all. A fast method
