@@ -214,7 +214,7 @@ class TargetStats:
     num_finished: int = 0
     num_aborted: int = 0
     num_rejected: int = 0
-    num_frames_rejected: int = 0  # frames of gateways that broke the protocol
+    num_frames_rejected: int = 0  # frames of gateways that broke the protocol, or were too many
     num_dropped: int = 0  # messages to gateways that are gone or do not read
 
     @property

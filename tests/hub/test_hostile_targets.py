@@ -131,7 +131,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("little_memory")
 def test_a_hub_holds_no_more_tokens_than_it_has_memory_for() -> None:
-    star = ToyStar("greedy", "honest", max_tags=64, num_rows=4)
+    star = ToyStar("greedy", "honest", max_tags=64, num_rows=4, max_len=1000)
     for number in range(8):
         star.send("greedy", ToyTag(number, [*LONG, number]).open(0))
     star.drain()

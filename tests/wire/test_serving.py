@@ -20,6 +20,7 @@ from starspec.errors import ConfigError, PeerLost, PeerProtocolError
 from starspec.gateway.hub_status import HubStatusClient
 from starspec.ids import RequestId
 from starspec.log_limit import LINES
+from starspec.policy.peer_limits import SERVING_BURST, SERVING_PER_S
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats
 from starspec.wire.codec import Decoder, encode
@@ -239,13 +240,56 @@ def test_a_gateway_of_another_version_is_refused_in_a_sentence_and_the_log_says_
 def test_a_gateway_whose_version_alternates_does_not_fill_the_log() -> None:
     server = ServingServer("127.0.0.1", 0, clock=lambda: 0.0)
     with zmq.Context() as context, raw_gateway(server, context) as raw, capture_logs() as logs:
-        for number in range(3 * LINES):
+        for number in range(2 * LINES):
             raw.send(encode(Ask(PROTOCOL_VERSION + 1 + number % 2)))
             while not raw.poll(10):
                 assert server.receive(0.01) == []
             raw.recv()
     server.close()
     assert len(logs) == LINES
+
+
+def test_of_the_asks_of_one_gateway_one_counts_in_a_turn() -> None:
+    server = ServingServer("127.0.0.1", 0)
+    with zmq.Context() as context, raw_gateway(server, context) as raw:
+        raw.send_multipart([encode(Ask(PROTOCOL_VERSION))] * 20)
+        messages = []
+        while not messages:
+            messages = server.receive(PATIENCE_S)
+        assert [message for _, message in messages] == [Ask(PROTOCOL_VERSION)]
+        for number in (3, 3, 4):
+            raw.send_multipart([encode(Ask(number))] * 5)
+            while not raw.poll(10):
+                assert server.receive(0.0) == []
+            assert isinstance(Decoder(TargetToGateway).decode(raw.recv()), Refused)
+            assert not raw.poll(50)
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "frame", [encode(Ask(PROTOCOL_VERSION)), b"\xc1" * 50, encode(SUBMIT)], ids=["ask", "bad", "ok"]
+)
+def test_a_flood_of_one_gateway_causes_bounded_work_and_the_others_get_through(frame: bytes) -> None:
+    """Time stands still, so the flood has one burst, which the first turns use up."""
+    now = [0.0]
+    server = ServingServer("127.0.0.1", 0, clock=lambda: now[0])
+    decoded: list[bytes] = []
+    decode = server._decoder.decode
+    server._decoder.decode = lambda frame: decoded.append(frame) or decode(frame)  # type: ignore[method-assign]
+    with zmq.Context() as context, raw_gateway(server, context) as raw, raw_gateway(server, context) as honest:
+        for _ in range(300):
+            raw.send_multipart([frame] * 100)
+        while server.num_frames_rejected < 10_000:
+            server.receive(1.0)
+        assert len(decoded) <= SERVING_BURST
+        honest.send(encode(Submit(RequestId("honest"), SPEC)))
+        heard = []
+        while not any(each.request_id == "honest" for _, each in heard if isinstance(each, Submit)):
+            now[0] += 0.01
+            heard = server.receive(0.01)
+            assert now[0] < 5.0
+        assert len(decoded) <= SERVING_BURST + SERVING_PER_S * now[0]
+    server.close()
 
 
 ANSWERING = """

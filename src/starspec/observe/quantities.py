@@ -76,7 +76,11 @@ TARGET_COUNTERS: Final[tuple[Target, ...]] = (
     Target("requests_finished", "Requests that ended by stop or length.", lambda t: t.stats.num_finished),
     Target("requests_aborted", "Requests that were aborted.", lambda t: t.stats.num_aborted),
     Target("requests_rejected", "Requests that were rejected.", lambda t: t.stats.num_rejected),
-    Target("frames_rejected", "Frames of gateways that broke the protocol.", lambda t: t.stats.num_frames_rejected),
+    Target(
+        "frames_rejected",
+        "Frames of gateways that broke the protocol, or were too many.",
+        lambda t: t.stats.num_frames_rejected,
+    ),
     Target("messages_dropped", "Messages to gateways that are gone or do not read.", lambda t: t.stats.num_dropped),
 )
 

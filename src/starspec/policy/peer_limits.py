@@ -7,12 +7,15 @@ hostile, however fast both ends are.
 The hub stops reading a target that sends too much, or faster than the hub takes it in. That target's socket then slows
 it down, and others do not wait for it.
 
+A target cannot stop reading one gateway: a ROUTER socket has one queue for all. What a gateway sends beyond its share
+waits undecoded, and is dropped where too much waits.
+
 The rate limit of a target is an allowance of draft tokens, none of which it was asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Final
 
 UNIT_BYTES: Final = 4096  # a frame is one unit of work, and one more for each so many bytes
@@ -30,6 +33,12 @@ PUBLIC_BURST: Final = 40.0
 MAX_BACKLOG: Final = 4096  # messages of one target that wait for the hub; beyond it the target's socket is not read
 TOKEN_BYTES: Final = 36  # of a token id in memory: a number of Python, and a place in a list
 MAX_HELD_TOKENS: Final = 8 * 2**20  # of all sequences that a hub holds
+SERVING_PER_S: Final = 2000.0  # units that all gateways together may cause at a target: so a flood leaves it time
+SERVING_BURST: Final = 256.0  # of all gateways together, and of each
+ASK_WORK: Final = 8.0  # units of an Ask, which is answered with the status
+BAD_WORK: Final = 16.0  # units of a frame that is not a valid message, besides what it takes to read it twice
+MAX_HELD_WORK: Final = 16384.0  # units of all gateways that wait at a target: 64 MiB
+READ_FRAMES: Final = 2048  # of gateways that a target reads between two steps: to drop one takes some microseconds
 RATE_BURST_S: Final = 1.0  # a target with a rate limit may save up the draft tokens of so many seconds
 
 
@@ -73,8 +82,12 @@ class Allowance:
 
         What is sent then may be more than there is: it counts in full.
         """
+        return self.num_units(now) > num_reserved and self._unasked >= 0.0
+
+    def num_units(self, now: float) -> float:
+        """Units that the peer may send now; negative if it has sent too much."""
         self._refill(now)
-        return self._unasked + self._owed > num_reserved and self._unasked >= 0.0
+        return self._unasked + self._owed
 
     def _refill(self, now: float) -> None:
         since_s = max(0.0, now - self._filled_s)
@@ -82,7 +95,7 @@ class Allowance:
         self._filled_s = max(self._filled_s, now)
 
 
-def work_of(frames: Sequence[bytes]) -> float:
+def work_of(frames: Sequence[Sized]) -> float:
     """Units of these frames."""
     return len(frames) + sum(map(len, frames)) / UNIT_BYTES
 
@@ -95,6 +108,19 @@ def spared_by_features(num_bytes: int) -> float:
 def share_of_work(num_targets: int) -> float:
     """Units a second that each of so many targets may send unasked."""
     return WORK_PER_S / num_targets
+
+
+def has_room_for(num_units: float, num_own: float, num_held: float) -> bool:
+    """Whether so much more of a gateway may wait at a target.
+
+    A gateway may have as much waiting as there is room left. So there is always room for another gateway: with n
+    flooding ones, as much as each of them has, which is 1 / (n + 1) of all.
+
+    Args:
+        num_own: units of this gateway that wait already.
+        num_held: units of all gateways that wait.
+    """
+    return num_own + num_units <= MAX_HELD_WORK - num_held
 
 
 def backlog_of(num_bytes: int) -> int:

@@ -7,7 +7,6 @@ cannot be delivered. The other end is `serving_client.py`.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -19,6 +18,7 @@ from starspec.audit import AuditLog
 from starspec.errors import LinkError, PeerProtocolError
 from starspec.ids import PeerId, RequestId
 from starspec.log_limit import LogLimit
+from starspec.policy.peer_limits import ASK_WORK, BAD_WORK, READ_FRAMES, work_of
 from starspec.wire.callers import Callers, CurveAuthenticator, key_name_of
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
@@ -31,10 +31,10 @@ from starspec.wire.messages import (
     TargetToGateway,
 )
 from starspec.wire.messages.base import RequestName
+from starspec.wire.transports.serving_inbox import ServingInbox
 from starspec.wire.transports.sockets import GOODBYE_MS, Context, bind, make_socket
 
 READ_BURST: Final = 256  # multiparts read before the engine goes on
-MAX_PEERS: Final = 1024  # whose keys are known; the one that has been silent the longest is forgotten
 
 log = structlog.get_logger()
 
@@ -71,10 +71,11 @@ class ServingServer:
         self._audit = audit or AuditLog.off()
         self._log_limit = LogLimit(clock)
         self._callers: Callers | None = None
-        self._key_names: OrderedDict[PeerId, str] = OrderedDict()  # of peers, the one heard last at the end
+        self._inbox = ServingInbox()
         self._decoder: Decoder[GatewayToTarget] = Decoder(GatewayToTarget)
+        self._clock = clock
         self._is_closed = False
-        self.num_frames_rejected = 0  # multiparts that broke the protocol
+        self._num_rejected = 0
         self.num_dropped = 0  # messages to gateways that are gone or do not read
         self._refused_version = PROTOCOL_VERSION  # the last one that was refused and logged
         self._socket = make_socket(self._context, zmq.ROUTER, MAX_FRAME_BYTES)
@@ -88,25 +89,36 @@ class ServingServer:
             self.close()
             raise
 
-    def receive(self, timeout_s: float) -> list[tuple[PeerId, GatewayToTarget]]:
-        """Return (gateway, message) pairs in order of arrival. Waits up to `timeout_s` for the first; 0 = not at all.
+    @property
+    def num_frames_rejected(self) -> int:
+        """Frames that broke the protocol, or were too many."""
+        return self._num_rejected + self._inbox.num_dropped
 
-        A malformed frame is dropped and counted; if it was a Submit, its gateway gets a Rejected. An Ask of another
-        protocol version is answered with Refused, each time.
+    def receive(self, timeout_s: float) -> list[tuple[PeerId, GatewayToTarget]]:
+        """Return (gateway, message) pairs; those of one gateway in order of arrival.
+
+        What is beyond a gateway's share of the work waits for the next calls, or is dropped and counted where too much
+        waits. A malformed frame is dropped and counted; if it was a Submit, its gateway gets a Rejected. An Ask of
+        another protocol version is answered with Refused. Of the Asks of one gateway, one counts.
+
+        Args:
+            timeout_s: longest wait for something to arrive; 0 = none.
         """
         if timeout_s > 0:
             self._socket.poll(int(timeout_s * 1000))
+        self._read()
+        now = self._clock()
         arrived: list[tuple[PeerId, GatewayToTarget]] = []
-        for _ in range(READ_BURST):
-            try:
-                first, *rest = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                break
-            peer, frames = PeerId(first.bytes), [frame.bytes for frame in rest]
-            if rest and self._callers is not None:
-                self._note_key(peer, key_name_of(rest[0]))
-            if self._may_talk(peer):
-                arrived += self._messages(peer, frames)
+        asking: set[PeerId] = set()
+        for peer, frame in self._inbox.take(now):
+            message = self._decode(peer, frame, now) if self._may_talk(peer) else None
+            if isinstance(message, Ask):
+                self._inbox.charge(peer, ASK_WORK, now)
+                if peer in asking or self._is_refused(peer, message):
+                    message = None
+                asking.add(peer)
+            if message is not None:
+                arrived.append((peer, message))
         return arrived
 
     def send(self, peer: PeerId, messages: Sequence[TargetToGateway]) -> bool:
@@ -134,31 +146,43 @@ class ServingServer:
             self._socket.close(linger=GOODBYE_MS)
             self._context.term()
 
-    def _note_key(self, peer: PeerId, key_name: str) -> None:
-        if peer not in self._key_names:
-            self._audit.note("gateway_connected", key=key_name, peer=peer.hex())
-        self._key_names[peer] = key_name
-        self._key_names.move_to_end(peer)
-        if len(self._key_names) > MAX_PEERS:
-            self._key_names.popitem(last=False)
+    def _read(self) -> None:
+        """Let what has arrived wait, as far as there is room. ZeroMQ hands over one multipart of each peer in turn."""
+        num_left = READ_FRAMES
+        for _ in range(READ_BURST):
+            if num_left <= 0:
+                return
+            try:
+                first, *rest = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            if not rest:
+                continue
+            num_left -= len(rest)
+            peer, key_name = PeerId(first.bytes), "" if self._callers is None else key_name_of(rest[0])
+            if self._inbox.note(peer, key_name) and key_name:
+                self._audit.note("gateway_connected", key=key_name, peer=peer.hex())
+            if len(rest) <= MAX_MESSAGES and self._inbox.has_room(peer, work_of(rest)):
+                self._inbox.put(peer, [frame.bytes for frame in rest])
+            else:
+                self._num_rejected += len(rest)
 
     def _may_talk(self, peer: PeerId) -> bool:
         """Whether the peer's key is still in the folder. ZeroMQ cannot close one connection: it is ignored instead."""
-        return self._callers is None or self._callers.is_allowed(self._key_names.get(peer, ""))
+        return self._callers is None or self._callers.is_allowed(self._inbox.key_name(peer))
 
-    def _messages(self, peer: PeerId, frames: list[bytes]) -> list[tuple[PeerId, GatewayToTarget]]:
+    def _decode(self, peer: PeerId, frame: bytes, now: float) -> GatewayToTarget | None:
         try:
-            messages = self._decoder.decode_all(frames)
+            return self._decoder.decode(frame)
         except PeerProtocolError as error:
-            self.num_frames_rejected += 1
-            for request_id in map(_request_in, frames):
-                if request_id is not None:
-                    self.send(peer, [Rejected(request_id, str(error))])
-            return []
-        return [(peer, message) for message in messages if not self._is_refused(peer, message)]
+            self._num_rejected += 1
+            self._inbox.charge(peer, BAD_WORK + work_of([frame]), now)
+            if (request_id := _request_in(frame)) is not None:
+                self.send(peer, [Rejected(request_id, str(error))])
+            return None
 
-    def _is_refused(self, peer: PeerId, message: GatewayToTarget) -> bool:
-        if not isinstance(message, Ask) or message.protocol_version == PROTOCOL_VERSION:
+    def _is_refused(self, peer: PeerId, message: Ask) -> bool:
+        if message.protocol_version == PROTOCOL_VERSION:
             return False
         refused = Refused.for_version(message.protocol_version, "this target", "the gateway")
         if self._refused_version != message.protocol_version:
