@@ -134,6 +134,9 @@ class SyntheticStar:
                 arrived.append(Arrival(event.target, TargetId(event.target), event.message, event.at_s))
         return arrived
 
+    def receive_ahead(self) -> list[Arrival]:
+        return self.receive(0.0)
+
     def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
         for link_id, message in [(name, each) for name, messages in replies.items() for each in messages]:
             target = self._targets[link_id]

@@ -231,6 +231,23 @@ def test_a_prompt_that_is_too_long_for_the_draft_is_answered_with_an_empty_propo
     assert propose(star, "a", tag).token_ids == []
 
 
+def test_a_context_that_is_too_long_is_not_held_and_its_verdicts_are_answered_at_once() -> None:
+    star, tag = ToyStar("a"), ToyTag(1, [1, 2] * 32)
+    star.send("a", tag.open(3))
+    for _ in range(3):
+        ((_, answer),) = star.drain()
+        assert isinstance(answer, Proposal)
+        assert tag.receive(answer)
+        assert answer.is_hopeless
+        assert star.hub.status(star.clock()).stats.num_tags == 0
+        star.send("a", tag.verdict([5], 3))
+    star.drain()
+    star.send("a", tag.verdict([5], 0))
+    assert star.drain() == []
+    star.send("a", tag.close())
+    assert star.drain() == []
+
+
 def test_a_token_that_the_draft_cannot_read_ends_drafting_for_its_tag_only() -> None:
     star, foreign, plain = ToyStar("a"), ToyTag(1, [1, 999]), ToyTag(2, [1, 2])
     star.send("a", foreign.open(2), plain.open(2))

@@ -10,23 +10,42 @@ from starspec.policy.newcomers import (
     IDLE_S,
     MAX_COMING,
     PROGRESS_BYTES,
+    Place,
     Wait,
-    idlest,
-    num_kept,
     who_gives_way,
     who_stops_coming,
+    whose_place,
 )
 
 
-def test_a_newcomer_gets_one_place_of_idle_targets_and_none_of_others() -> None:
-    assert num_kept([], 100.0) == 0
-    assert num_kept([100.0, 100.0 - IDLE_S / 2], 100.0) == 2
-    assert num_kept([100.0, 100.0 - IDLE_S], 100.0) == 1
-    assert num_kept([0.0, 1.0, 2.0], 100.0) == 2, "one newcomer needs one place"
+def places(**each: tuple[str, float]) -> dict[str, Place]:
+    return {name: Place(*place) for name, place in each.items()}
 
 
-def test_of_targets_the_one_that_asked_for_nothing_for_longest_gives_way() -> None:
-    assert idlest({"a": 3.0, "b": 1.0, "c": 2.0}) == "b"
+def test_an_idle_target_gives_its_place_and_one_in_use_does_not() -> None:
+    assert whose_place({}, "new", 100.0) is None
+    assert whose_place(places(a=("x", 100.0), b=("x", 100.0 - IDLE_S / 2)), "x", 100.0) is None
+    assert whose_place(places(a=("x", 100.0), b=("x", 100.0 - IDLE_S)), "x", 100.0) == "b"
+    assert whose_place(places(a=("x", 3.0), b=("x", 1.0), c=("x", 2.0)), "x", 100.0) == "b", "the one idle for longest"
+
+
+def test_of_idle_targets_one_of_the_owner_with_the_most_places_gives_way() -> None:
+    held = places(a=("one", 0.0), b=("two", 5.0), c=("two", 100.0))
+    assert whose_place(held, "new", 100.0) == "b"
+
+
+def test_an_owner_with_many_busy_places_gives_one_to_an_owner_with_fewer() -> None:
+    held = places(a=("greedy", 99.0), b=("greedy", 98.0), c=("greedy", 100.0), d=("honest", 95.0))
+    assert whose_place(held, "new", 100.0) == "b", "the least recently used of them"
+    assert whose_place(held, "honest", 100.0) == "b"
+    assert whose_place(held, "greedy", 100.0) is None
+
+
+def test_owners_with_nearly_the_same_number_of_places_take_none_from_each_other() -> None:
+    """Else targets would go in and out for ever."""
+    held = places(a=("one", 99.0), b=("one", 98.0), c=("two", 97.0))
+    assert whose_place(held, "two", 100.0) is None
+    assert whose_place(places(a=("one", 99.0), b=("two", 97.0)), "new", 100.0) is None
 
 
 def test_few_targets_on_their_way_are_left_alone_and_of_many_anyone_may_be_given_up() -> None:

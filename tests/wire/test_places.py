@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
+import zmq
 from structlog.testing import capture_logs
 
-from starspec.ids import TargetId
+from starspec.ids import Epoch, Tag, TargetId
 from starspec.log_limit import LINES
 from starspec.policy import newcomers
+from starspec.sampling.spec import SamplingSpec
 from starspec.wire.codec import Decoder, encode
-from starspec.wire.messages import PROTOCOL_VERSION, Goodbye, Hello, HubToTarget, Ping, Refused, Welcome
+from starspec.wire.messages import (
+    PROTOCOL_VERSION,
+    Goodbye,
+    Hello,
+    HubToTarget,
+    Open,
+    Ping,
+    Pong,
+    Refused,
+    Verdict,
+    Welcome,
+)
 
 pytestmark = pytest.mark.system
 
@@ -71,3 +86,52 @@ def test_a_target_that_asks_for_drafts_keeps_its_place(star) -> None:
     hub = star.hub(max_targets=1)
     star.connected(hub.endpoint, "busy")
     assert isinstance(star.raw(hub.endpoint).greet(hello("newcomer")), Refused)
+
+
+def elsewhere(hub, number: int) -> str:
+    """The hub's endpoint, for a connection that comes from another address of this machine."""
+    return hub.endpoint.replace("tcp://", f"tcp://127.0.0.{number}:0;")
+
+
+def asking(tag: int, num_draft_tokens: int) -> bytes:
+    return encode(Open(Tag(tag), Epoch(1), [1, 2], 2, SamplingSpec(), num_draft_tokens))
+
+
+def come_from(star, hub, number: int, name: str):
+    """A target at another address that has completed the handshake."""
+    raw = star.raw(elsewhere(hub, number))
+    welcome = raw.greet(hello(name))
+    assert isinstance(welcome, Welcome), welcome
+    raw.endpoint = hub.endpoint
+    raw.come_to(welcome)
+    assert raw.ask(raw.socket, [encode(Ping(0))], HubToTarget) == Pong(0)
+    return raw
+
+
+def test_a_peer_that_holds_all_places_and_looks_busy_gives_some_to_others(star) -> None:
+    hub = star.hub(max_targets=4)
+    for number in range(4):
+        come_from(star, hub, 2, f"greedy-{number}").socket.send(asking(1, 4))
+        star.until(lambda name=f"greedy-{number}": len(hub.messages_of(name)) == 2)
+    come_from(star, hub, 3, "honest")
+    star.until(lambda: len(hub.events_of("greedy-0")) == 2)
+    come_from(star, hub, 4, "another")
+    assert isinstance(star.raw(elsewhere(hub, 2)).greet(hello("greedy-4")), Refused), "it has its share"
+    assert isinstance(star.raw(elsewhere(hub, 3)).greet(hello("honest-2")), Refused), "so has the other one"
+    assert [len(hub.events_of(name)) for name in ("greedy-1", "greedy-2", "honest")] == [2, 1, 1]
+
+
+def test_who_asks_for_no_drafts_does_not_use_its_place(star, monkeypatch) -> None:
+    monkeypatch.setattr(newcomers, "IDLE_S", 0.3)
+    hub = star.hub(max_targets=1)
+    raw = star.raw(hub.endpoint)
+    raw.attach(hello("idle"))
+    newcomer = star.target(hub.endpoint, "newcomer")
+
+    def look_busy() -> bool:
+        with contextlib.suppress(zmq.Again):  # it has lost its place
+            raw.socket.send(asking(1, 0), zmq.NOBLOCK)
+            raw.socket.send(encode(Verdict(Tag(9), Epoch(7), 5, [1], 4)), zmq.NOBLOCK)
+        return newcomer.is_connected
+
+    star.until(look_busy, newcomer)

@@ -8,6 +8,7 @@ import re
 import socket as stdlib_socket
 import threading
 import time
+from collections.abc import Callable, Iterable
 
 import msgspec
 import pytest
@@ -15,9 +16,11 @@ import zmq
 from structlog.testing import capture_logs
 
 from starspec.errors import ConfigError, OurBug
+from starspec.hub.loop import HubLoop
 from starspec.ids import Epoch, LinkId, Tag, TargetId
 from starspec.policy import peer_limits
 from starspec.policy.reconnecting import HINT_S, START_S
+from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats, HubTargetStats
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
 from starspec.wire.messages import (
@@ -29,6 +32,8 @@ from starspec.wire.messages import (
     HubPublicReply,
     HubStatus,
     HubToTarget,
+    LongOpen,
+    Open,
     Ping,
     Pong,
     Proposal,
@@ -387,6 +392,67 @@ def test_a_target_that_floods_is_slowed_and_the_others_are_not(star, monkeypatch
         assert numbers == list(range(1, 2001))
     finally:
         hub.close()
+
+
+class AlwaysAhead:
+    """Stands for a hub whose draft step runs ahead for long."""
+
+    has_work = True
+    num_handled = 0
+
+    def join(self, *what: object) -> None:
+        pass
+
+    def handle(self, *what: object) -> None:
+        self.num_handled += 1
+
+    def is_obsolete(self, arrived: Iterable[object]) -> bool:
+        return False
+
+    def step(self, now: float, is_obsolete: Callable[[], bool]) -> list[object]:
+        for _ in range(50):
+            time.sleep(0.005)  # the draft step; the I/O thread reads meanwhile
+            is_obsolete()
+        return []
+
+
+def test_what_arrives_during_a_draft_step_ahead_counts_as_waiting_until_it_is_handled(star, monkeypatch) -> None:
+    monkeypatch.setattr(peer_limits, "MAX_BACKLOG", 100)
+    terms = Welcome(PROTOCOL_VERSION, LinkId(""), 0, "d", 16, 10.0)
+    transport = ZmqHub("127.0.0.1", 0, lambda hello, num: terms, lambda: None)
+    hub = AlwaysAhead()
+    loop = HubLoop(hub, transport)  # type: ignore[arg-type]
+    try:
+        raw = star.raw(f"tcp://127.0.0.1:{transport.port}")
+        raw.attach()
+        for number in range(1, 1001):
+            raw.socket.send(encode(Ping(number)))
+        loop.run_once()
+        before = hub.num_handled
+        loop.run_once()
+        assert hub.num_handled - before < 300, "the backlog, and a last burst"
+        for _ in range(40):
+            if hub.num_handled < 1000:
+                loop.run_once()
+        assert hub.num_handled == 1000, "it is read on when they are handled"
+    finally:
+        transport.close()
+
+
+def test_the_tokens_of_a_context_that_is_too_long_for_the_hub_are_not_decoded(star) -> None:
+    hub = star.hub(max_len=20)
+    raw = star.raw(hub.endpoint)
+    raw.attach()
+    for num_tokens in (20, 21, 70_000):
+        raw.socket.send(encode(Open(Tag(num_tokens), Epoch(1), [7] * num_tokens, 3, SamplingSpec(), 4)))
+    star.until(lambda: len(hub.messages_of("raw")) == 4)
+    _, fits, *long = hub.messages_of("raw")
+    assert type(fits) is Open
+    assert [(type(each), each.tag, each.num_tokens, each.token_ids) for each in long] == [
+        (LongOpen, 21, 21, []),
+        (LongOpen, 70_000, 70_000, []),
+    ]
+    assert [each.num_draft_tokens for each in long] == [4, 4]
 
 
 def test_a_target_that_flooded_and_went_leaves_all_the_same(star, monkeypatch) -> None:

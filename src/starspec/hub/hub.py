@@ -173,6 +173,10 @@ class DraftHub:
         session = self._session(key)
         if session.receive(opened) is None:
             return
+        if opened.num_tokens >= self._drafter.max_len:
+            self._drop(key)
+            self._answer_long(key.link_id, session)
+            return
         sequence = self._sequences.get(key)
         is_admitted = self._links.ask_admission(key.link_id, opened.budget, now)
         if is_admitted and sequence is not None and sequence.is_continued_by(opened):
@@ -210,17 +214,25 @@ class DraftHub:
     # ---- the steps that a verdict goes through
 
     def _receive(self, key: TagKey, verdict: Verdict) -> DraftSequence | None:
-        """The sequence of a verdict. None if the verdict is stale, or if one before it is missing.
+        """The sequence of a verdict. None if it is stale, one before it is missing, or the context is too long.
 
         Effects: after a missing verdict the tag is dropped, and its target is asked to open it again.
         """
         session = self._session(key)
         if session.receive(verdict) is not None:
-            return self._sequences[key]
+            sequence = self._sequences.get(key)
+            if sequence is None:
+                self._answer_long(key.link_id, session)
+            return sequence
         if session.gap:
             self._drop(key)
             self._reply(key.link_id, session.send(session.gap))
         return None
+
+    def _answer_long(self, link_id: LinkId, session: TagSession) -> None:
+        """Answer for a tag that is longer than the draft's context: only its protocol state is held, not its tokens."""
+        if session.wanted.num_draft_tokens:
+            self._reply(link_id, session.send(Proposal(session.tag, session.epoch, session.prefix_len, [])))
 
     def _is_admitted(self, sequence: DraftSequence, budget: DraftBudget, now: float) -> bool:
         """Whether the target may get the next proposal; always True if this proposal was sent early."""

@@ -73,7 +73,7 @@ class HubLoop:
 
         Returns: whether the draft step has become useless.
         """
-        arrivals = self._transport.receive(0.0)
+        arrivals = self._transport.receive_ahead()
         self._early += arrivals
         self._deliver([reply for arrival in arrivals for reply in self._answer_early(arrival)])
         messages = [(each.link_id, each.message) for each in self._early]

@@ -69,6 +69,7 @@ class DraftServer:
             is_insecure=config.insecure,
             audit=self._audit,
             trace=trace,
+            max_len=loaded.drafter.max_len,
             clock=clock,
         )
         self._loop = HubLoop(hub, self._transport, clock)

@@ -1,43 +1,49 @@
 """Whose place a newcomer gets where all are taken: of targets at the hub's port, of clients at the gateway's.
 
-A target that uses its place and a client that waits for its answer do not lose theirs. No I/O and no clock of its own:
-`now` is seconds of one monotonic clock.
+A target that uses its place loses it only to one whose owner has fewer places. A client that waits for its answer does
+not lose its place. No I/O and no clock of its own: `now` is seconds of one monotonic clock.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 MAX_COMING: Final = 64  # targets that were welcomed and have not come to their ports yet
 NEWCOMERS_PER_S: Final = 50.0  # a port for each takes the hub some time
 NEWCOMERS_BURST: Final = 128.0
 NEWCOMER_RETRY_S: Final = 1.0  # for a target that comes when too many do
-IDLE_S: Final = 10.0  # a target that asked for nothing for so long loses its place to a newcomer, if all are taken
+IDLE_S: Final = 10.0  # a target that asked for no drafts for so long loses its place to a newcomer, if all are taken
 GRACE_S: Final = 2.0  # after its last progress, a client's connection is not the first to give way
 PROGRESS_BYTES: Final = 1024  # of a body; one that gets fewer in GRACE_S makes no progress
 
 Holder = TypeVar("Holder")
 
 
-def num_kept(used_at: Collection[float], now: float) -> int:
-    """Places at a hub that a newcomer cannot get: all that are taken, but for one if its target is idle.
+class Place(NamedTuple):
+    """A target's place at a hub."""
+
+    owner: str  # whose it is: places are shared by owners, that is by keys or addresses
+    used_at: float  # when its target asked for drafts or got some last
+
+
+def whose_place(places: Mapping[Holder, Place], owner: str, now: float) -> Holder | None:
+    """The target that gives its place to a newcomer where all are taken; None if none does.
+
+    It is one that is idle, of the owner with the most places among those that have idle ones. If none is idle, it is a
+    target of the owner with the most places of all, if the newcomer's owner has fewer than that by at least two: so few
+    owners cannot keep all others out, however busy they look. Of one owner's targets, the one that was used least
+    recently goes.
 
     Args:
-        used_at: for each target with a place, when it asked for something last.
+        owner: of the newcomer.
     """
-    return len(used_at) - any(now - each >= IDLE_S for each in used_at)
-
-
-def idlest(used_at: Mapping[Holder, float]) -> Holder:
-    """The target that gives its place to a newcomer: it asked for nothing for longest. At least one has a place.
-
-    Args:
-        used_at: as for `num_kept`.
-    """
-    return min(used_at, key=lambda holder: used_at[holder])
+    num_of = Counter(place.owner for place in places.values())
+    idle = {holder: place for holder, place in places.items() if now - place.used_at >= IDLE_S}
+    able = idle or {holder: place for holder, place in places.items() if num_of[place.owner] > num_of[owner] + 1}
+    return min(able, key=lambda holder: (-num_of[able[holder].owner], able[holder].used_at), default=None)
 
 
 def who_stops_coming(coming: Sequence[Holder], chance: Random) -> Holder | None:

@@ -6,19 +6,21 @@ One message is one frame. Messages that are sent together are the frames of one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
 from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.quoting import readable
+from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import MAX_STATED, MAX_SUPPORT
 from starspec.wire.messages import (
     Fault,
     Goodbye,
     HubStatus,
+    LongOpen,
     Message,
     Open,
     Proposal,
@@ -27,6 +29,7 @@ from starspec.wire.messages import (
     Verdict,
     Welcome,
 )
+from starspec.wire.messages.base import Count, EpochNumber, TagNumber
 
 MAX_FRAME_BYTES: Final = 1024 * 1024  # an Open of 128k token ids is 640 KiB at most
 MAX_PUBLIC_FRAME_BYTES: Final = 4096  # on the hub's public port, from a peer that is not known yet
@@ -84,11 +87,19 @@ class Decoder(Generic[T]):
         union: the union of message types that this direction carries.
         vocab_size: token ids of drafts and of committed tokens must be below it; None = any.
         max_frame_bytes: longest frame accepted. It is checked before anything is decoded, and may be changed.
+        max_len: an Open of more tokens becomes a `LongOpen`: its tokens are skipped and take no memory.
     """
 
-    def __init__(self, union: Any, vocab_size: int | None = None, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(
+        self,
+        union: Any,
+        vocab_size: int | None = None,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_len: int = MAX_FRAME_BYTES,
+    ) -> None:
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
         self._vocab_size = vocab_size
+        self._max_len = max_len
         self.max_frame_bytes = max_frame_bytes
 
     def decode(self, frame: bytes) -> T:
@@ -98,6 +109,8 @@ class Decoder(Generic[T]):
         """
         if len(frame) > self.max_frame_bytes:
             raise PeerProtocolError(f"frame of {len(frame)} bytes: the limit is {self.max_frame_bytes}")
+        if len(frame) > self._max_len and (opened := _long_open(frame, self._max_len)) is not None:
+            return cast("T", opened)
         try:
             message = self._decoder.decode(frame)
             self._check(message)
@@ -149,6 +162,41 @@ class Decoder(Generic[T]):
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
         if self._vocab_size is not None and token_ids and max(token_ids) >= self._vocab_size:
             raise ValueError(f"token id {max(token_ids)} is outside the vocabulary of {self._vocab_size}")
+
+
+class _OpenHead(msgspec.Struct, tag_field="type", tag="open"):
+    """The parts of an Open that are needed to answer it without a draft."""
+
+    tag: TagNumber
+    epoch: EpochNumber
+    token_ids: msgspec.Raw  # not decoded
+    num_draft_tokens: Count
+
+
+_head_decoder = msgspec.msgpack.Decoder(_OpenHead)
+
+
+def _long_open(frame: bytes, max_len: int) -> LongOpen | None:
+    """The Open in this frame if it has more tokens than that; a token takes a byte at least. None for all others."""
+    try:
+        head = _head_decoder.decode(frame)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    num_tokens = _array_len(bytes(memoryview(head.token_ids)[:5]))
+    if num_tokens <= max_len:
+        return None
+    return LongOpen(head.tag, head.epoch, [], 0, SamplingSpec(), head.num_draft_tokens, num_tokens=num_tokens)
+
+
+def _array_len(head: bytes) -> int:
+    """The length of the MessagePack array that begins so; 0 for anything else."""
+    match head[0]:
+        case 0xDC:
+            return int.from_bytes(head[1:3])
+        case 0xDD:
+            return int.from_bytes(head[1:5])
+        case first:
+            return first & 0x0F if first & 0xF0 == 0x90 else 0
 
 
 def _make_readable(message: Fault | Goodbye | Refused | Rejected | Welcome | HubStatus) -> None:

@@ -17,7 +17,9 @@ from starspec.wire.messages import (
     Goodbye,
     Hello,
     HubToTarget,
+    LongOpen,
     Message,
+    Open,
     Ping,
     Pong,
     Refused,
@@ -86,7 +88,8 @@ class LinkProtocol:
         self.state = LinkState.DISCONNECTED
 
     def _following(self, message: Message, error: type[LocalProtocolError | PeerProtocolError]) -> LinkState:
-        following = LINK_TRANSITIONS[self.state].get(type(message))
+        kind = Open if isinstance(message, LongOpen) else type(message)
+        following = LINK_TRANSITIONS[self.state].get(kind)
         if following is None:
             raise error(f"{type(message).__name__} is not allowed while the link is {self.state}")
         return following

@@ -254,7 +254,7 @@ class TagSession:
         self._owes_reopen = event is Event.GAP
         match message:
             case Open():
-                self.epoch, self.prefix_len = message.epoch, len(message.token_ids)
+                self.epoch, self.prefix_len = message.epoch, message.num_tokens
                 self._reopen_floor, self.wanted = message.epoch, message.budget
                 self.method = message.method
             case Verdict():

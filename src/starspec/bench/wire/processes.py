@@ -92,6 +92,11 @@ class LoggedTransport:
         self._log.note_arrivals(arrivals)
         return arrivals
 
+    def receive_ahead(self) -> list[Arrival]:
+        arrivals = self._transport.receive_ahead()
+        self._log.note_arrivals(arrivals)
+        return arrivals
+
     def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
         self._log.note_replies(replies)
         self._transport.send(replies)

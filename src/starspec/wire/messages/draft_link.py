@@ -126,8 +126,19 @@ class Open(Message, frozen=True):
     method: SampleMethod = "coupled"  # how the target verifies; with "rejection" the hub samples children
 
     @property
+    def num_tokens(self) -> int:
+        """Committed tokens."""
+        return len(self.token_ids)
+
+    @property
     def budget(self) -> DraftBudget:
         return _budget(self.num_draft_tokens, self.shape)
+
+
+class LongOpen(Open, frozen=True, tag="open"):
+    """An `Open` with more tokens than the hub's draft takes, as the hub decodes it: without them. It is never sent."""
+
+    num_tokens: int = 0
 
 
 class Drawn(msgspec.Struct, frozen=True, array_like=True):

@@ -80,6 +80,13 @@ class HubTransport(Protocol):
         """
         ...
 
+    def receive_ahead(self) -> list[Arrival]:
+        """As `receive(0.0)`, while a draft step runs ahead: what it returns waits to be handled.
+
+        It counts as waiting until the next `receive`, so that a target cannot fill the hub's memory meanwhile.
+        """
+        ...
+
     def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
         """Send messages without waiting. The messages of one link travel together.
 

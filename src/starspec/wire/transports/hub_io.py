@@ -123,7 +123,7 @@ class HubIoLoop:
         farewell = [encode(Goodbye("the hub is closing"))]
         self._send_replies()
         for link in self._links.values():
-            link.write(farewell)
+            link.write(farewell, 0, self._clock())
 
     def close(self) -> None:
         """Close every socket."""
@@ -156,11 +156,11 @@ class HubIoLoop:
             self._queues.arrivals.put(arrivals)
 
     def _send_replies(self) -> None:
-        replies = self._queues.replies
+        replies, now = self._queues.replies, self._clock()
         while replies:
             reply = replies.popleft()
             link = self._links.get(reply.link_id)
-            if link is None or not link.write(reply.frames, reply.num_drafts):
+            if link is None or not link.write(reply.frames, reply.num_drafts, now):
                 self._stats.num_dropped += len(reply.frames)
             elif self._trace:
                 self._trace.slice("wire", "reply", reply.put_s, self._clock(), link=reply.link_id)

@@ -21,7 +21,7 @@ from starspec.policy.peer_limits import (
     spared_by_features,
     work_of,
 )
-from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
+from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import Fault, Features, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
 from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
@@ -43,6 +43,8 @@ class HubLink:
         may_join: asked when the target has come to its port; returns whether there is a place for it.
         now: seconds on the transport's clock, here and below.
         key_name: of the key that said Hello; empty = the hub has no keys.
+        owner: of the place of this target, as `policy/newcomers.py` says.
+        max_len: tokens of an Open, beyond which they are not decoded.
     """
 
     def __init__(
@@ -56,22 +58,25 @@ class HubLink:
         audit: AuditLog,
         log_limit: LogLimit,
         may_join: Callable[[], bool] = lambda: True,
+        owner: str = "",
+        max_len: int = MAX_FRAME_BYTES,
     ) -> None:
         self.socket = socket
         self.hello = hello
         self.link_id = terms.link_id
         self.key_name = key_name
+        self.owner = owner
         self._audit = audit
         self._log_limit = log_limit
         self.num_queued = 0  # backlog of the arrivals handed to the hub so far
         self.has_joined = False  # whether the hub knows of this link
         self.left: str | None = None  # why the link is over
-        self.used_at = now  # when the target asked for something last
+        self.used_at = now  # when the target opened a tag to get drafts, or got some, last
         self._allowance = Allowance(WORK_PER_S, WORK_BURST)
         self.has_sent_too_much = False  # more than its allowance, when it was read last
         self._monitor = SocketMonitor(socket, LOST)
         self._identity = terms.link_id.encode()
-        self._decoder: Decoder[TargetToHub] = Decoder(TargetToHub, hello.vocab_size)
+        self._decoder: Decoder[TargetToHub] = Decoder(TargetToHub, hello.vocab_size, max_len=max_len)
         self._stats = stats
         self._may_join = may_join
         self._heard_at = now
@@ -105,13 +110,15 @@ class HubLink:
         self.num_queued += sum(each.backlog for each in arrivals)
         return arrivals
 
-    def write(self, frames: Sequence[bytes], num_drafts: int = 0) -> bool:
+    def write(self, frames: Sequence[bytes], num_drafts: int, now: float) -> bool:
         """Send frames without waiting, in multiparts of at most MAX_MESSAGES.
 
         Args:
             num_drafts: how many of them are proposals with draft tokens.
         Returns: False if the target is gone or does not read.
         """
+        if num_drafts:
+            self.used_at = now
         self._allowance.owe(DRAFT_WORK * num_drafts)
         starts = range(0, len(frames), MAX_MESSAGES)
         return all(self._send(self._identity, frames[start : start + MAX_MESSAGES]) for start in starts)
@@ -195,12 +202,12 @@ class HubLink:
                     arrivals.append(self._arrival(message, now))
             case Goodbye(reason=reason):
                 self.end(reason or "said goodbye")
-            case Open(tag=tag, token_ids=token_ids):
-                self.used_at = now
-                self._audit.note("tag_opened", link=self.link_id, tag=tag, num_tokens=len(token_ids))
+            case Open(tag=tag):
+                if message.num_draft_tokens:
+                    self.used_at = now
+                self._audit.note("tag_opened", link=self.link_id, tag=tag, num_tokens=message.num_tokens)
                 arrivals.append(self._arrival(message, now))
             case _:
-                self.used_at = now
                 arrivals.append(self._arrival(message, now))
 
     def _arrival(self, message: TargetToHub | Joined | Left, now: float) -> Arrival:

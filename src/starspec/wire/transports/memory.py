@@ -66,6 +66,9 @@ class MemoryHub:
         arrivals, self._arrivals = self._arrivals, []
         return sorted(arrivals, key=lambda arrival: arrival.arrived_at)  # stable: Joined stays first, Left last
 
+    def receive_ahead(self) -> list[Arrival]:
+        return self.receive()
+
     def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
         for link_id, messages in replies.items():
             link = self._links.get(link_id)

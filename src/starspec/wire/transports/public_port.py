@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import zmq
@@ -80,6 +81,14 @@ class Ports:
         raise ConfigError(f"every port from {first} to {last} is taken")
 
 
+class _Sender(NamedTuple):
+    """Who sent something to the public port."""
+
+    peer: bytes  # the connection
+    key_name: str  # empty = the hub has no keys
+    owner: str  # of the places of this sender's targets
+
+
 class _AnyHello(msgspec.Struct, tag_field="type", tag="hello"):
     """The field that a Hello has in every protocol version."""
 
@@ -92,6 +101,7 @@ class PublicPort:
     Args:
         socket: bound to the public port; this object closes it.
         callers: who may connect, and as what; None = the hub has no keys, and everybody may.
+        max_len: as for `HubLink`.
         clock: seconds, monotonic.
         chance: of who gives way if too many come at once; None = seeded anew.
     """
@@ -105,6 +115,7 @@ class PublicPort:
         stats: HubTransportStats,
         callers: Callers | None,
         audit: AuditLog,
+        max_len: int,
         clock: Callable[[], float] = time.monotonic,
         chance: random.Random | None = None,
     ) -> None:
@@ -115,6 +126,7 @@ class PublicPort:
         self._stats = stats
         self._callers = callers
         self._audit = audit
+        self._max_len = max_len
         self._decoder: Decoder[Hello | Ask] = Decoder(HandshakeMessage, max_frame_bytes=MAX_PUBLIC_FRAME_BYTES)
         self._log_limit = LogLimit(clock)
         self._clock = clock
@@ -133,11 +145,10 @@ class PublicPort:
                 first, *rest = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            peer, frames = first.bytes, [frame.bytes for frame in rest]
-            key_name = key_name_of(rest[0]) if self._callers is not None and rest else ""
-            reply = self._answer(peer, frames, key_name, held, now)
+            sender = self._sender(first)
+            reply = self._answer(sender, [frame.bytes for frame in rest], held, now)
             if reply is not None:
-                self._send(peer, reply)
+                self._send(sender.peer, reply)
         return held[num_before:]
 
     def end_links_of_removed_keys(self, links: Iterable[HubLink]) -> None:
@@ -152,16 +163,23 @@ class PublicPort:
         """Close the public port."""
         self.socket.close()
 
-    def _answer(
-        self, peer: bytes, frames: list[bytes], key_name: str, held: list[HubLink], now: float
-    ) -> HubPublicReply | None:
+    def _sender(self, identity: zmq.Frame) -> _Sender:
+        """Who sent something. The owner of a key that a role shares is told by its address."""
+        peer, address = identity.bytes, str(identity.get("Peer-Address"))
+        if self._callers is None:
+            return _Sender(peer, "", address)
+        key_name = key_name_of(identity)
+        caller = self._callers.caller(key_name)
+        return _Sender(peer, key_name, f"key {key_name}" if caller is not None and caller.own_name else address)
+
+    def _answer(self, sender: _Sender, frames: list[bytes], held: list[HubLink], now: float) -> HubPublicReply | None:
         try:
             if len(frames) != 1:
                 raise PeerProtocolError(f"{len(frames)} frames at the public port: one message at a time")
             message = self._decode(frames[0])
         except PeerProtocolError as error:
             return self._fault(error, now)
-        if (refused := self._why_refused(message, key_name)) is not None:
+        if (refused := self._why_refused(message, sender.key_name)) is not None:
             return refused
         match message:
             case Ask(protocol_version=version) if version != PROTOCOL_VERSION:
@@ -171,7 +189,7 @@ class PublicPort:
             case Refused():
                 return message
             case Hello():
-                return self._greet(peer, message, key_name, held, now)
+                return self._greet(sender, message, held, now)
 
     def _decode(self, frame: bytes) -> Hello | Ask | Refused:
         """The message, or the refusal of a peer of another version. Raises: PeerProtocolError."""
@@ -202,23 +220,23 @@ class PublicPort:
         self._audit.note("refused", key=key_name, target=name, code="key", why=why)
         return Refused("key", why)
 
-    def _greet(self, peer: bytes, hello: Hello, key_name: str, held: list[HubLink], now: float) -> Welcome | Refused:
-        link = self._links.get(peer)
+    def _greet(self, sender: _Sender, hello: Hello, held: list[HubLink], now: float) -> Welcome | Refused:
+        link = self._links.get(sender.peer)
         if link is not None and link.left is None:
             if link.hello == hello:
                 return link.welcome_again()
             link.end("sent another Hello")
-        answer = self._admit(hello, self._num_busy(now))
+        answer = self._admit(hello, self._num_kept(sender.owner, now))
         if isinstance(answer, Welcome):
-            answer = self._begin(peer, hello, answer, key_name, held, now)
+            answer = self._begin(sender, hello, answer, held, now)
         if isinstance(answer, Refused):
             self._stats.num_refused += 1
             name, code = hello.target_id, answer.code
-            self._audit.note("refused", key=key_name or None, target=name, code=code, why=answer.reason)
+            self._audit.note("refused", key=sender.key_name or None, target=name, code=code, why=answer.reason)
         return answer
 
     def _begin(
-        self, peer: bytes, hello: Hello, terms: Welcome, key_name: str, held: list[HubLink], now: float
+        self, sender: _Sender, hello: Hello, terms: Welcome, held: list[HubLink], now: float
     ) -> Welcome | Refused:
         if not self._newcomers.take(1.0, now):
             return Refused("full", "too many targets come at once", retry_after_s=newcomers.NEWCOMER_RETRY_S)
@@ -226,34 +244,50 @@ class PublicPort:
         if (late := newcomers.who_stops_coming(coming, self._chance)) is not None:
             late.end("other targets came meanwhile")
         try:
-            socket, port = self._ports.open_data_port(key_name)
+            socket, port = self._ports.open_data_port(sender.key_name)
             welcome = msgspec.structs.replace(terms, link_id=LinkId(secrets.token_hex(16)), port=port)
-            may_join = partial(self._may_join, hello)
-            link = HubLink(socket, hello, welcome, self._stats, now, key_name, self._audit, self._log_limit, may_join)
+            may_join = partial(self._may_join, hello, sender.owner)
+            link = HubLink(
+                socket,
+                hello,
+                welcome,
+                self._stats,
+                now,
+                sender.key_name,
+                self._audit,
+                self._log_limit,
+                may_join,
+                owner=sender.owner,
+                max_len=self._max_len,
+            )
         except (ConfigError, zmq.ZMQError) as error:  # ZMQError: the process has no socket left
             return Refused("full", f"the hub has no port left for this target: {error}", retry_after_s=terms.lease_s)
-        self._links[peer] = link
+        self._links[sender.peer] = link
         held.append(link)
         return welcome
 
-    def _may_join(self, hello: Hello) -> bool:
-        """Whether a target that has come to its port gets a place. Effects: an idle target may lose its place."""
+    def _may_join(self, hello: Hello, owner: str) -> bool:
+        """Whether a target that has come to its port gets a place. Effects: another target may lose its place."""
         now = self._clock()
-        if not isinstance(self._admit(hello, self._num_busy(now)), Welcome):
+        if not isinstance(self._admit(hello, self._num_kept(owner, now)), Welcome):
             return False
-        if not isinstance(self._admit(hello, len(self._joined)), Welcome):
-            idlest = newcomers.idlest({link: link.used_at for link in self._joined})
-            idlest.dismiss(f"its place was needed, and it had asked for nothing for {now - idlest.used_at:.0f} s")
+        places = self._places
+        if not isinstance(self._admit(hello, len(places)), Welcome):
+            leaver = newcomers.whose_place(places, owner, now)
+            assert leaver is not None  # else `_num_kept` counts all
+            leaver.dismiss(f"another target needs its place, and it has got no drafts for {now - leaver.used_at:.0f} s")
         return True
 
     @property
-    def _joined(self) -> list[HubLink]:
+    def _places(self) -> dict[HubLink, newcomers.Place]:
         """The links that have a place: their targets have completed the handshake."""
-        return [link for link in self._links.values() if link.has_joined and link.left is None]
+        joined = [link for link in self._links.values() if link.has_joined and link.left is None]
+        return {link: newcomers.Place(link.owner, link.used_at) for link in joined}
 
-    def _num_busy(self, now: float) -> int:
-        """Places that a newcomer cannot get."""
-        return newcomers.num_kept([link.used_at for link in self._joined], now)
+    def _num_kept(self, owner: str, now: float) -> int:
+        """Places that a newcomer of this owner cannot get."""
+        places = self._places
+        return len(places) - (newcomers.whose_place(places, owner, now) is not None)
 
     def _fault(self, error: PeerProtocolError, now: float) -> Fault | None:
         self._stats.num_frames_rejected += 1

@@ -23,7 +23,7 @@ from starspec.errors import LinkError, OurBug
 from starspec.ids import LinkId
 from starspec.tracing import Tracer
 from starspec.wire.callers import Callers, CurveAuthenticator
-from starspec.wire.codec import MAX_PUBLIC_FRAME_BYTES, encode
+from starspec.wire.codec import MAX_FRAME_BYTES, MAX_PUBLIC_FRAME_BYTES, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import HubToTarget, Proposal
 from starspec.wire.transports.base import Admit, Arrival, HubTransportStats, Report
@@ -46,6 +46,7 @@ class ZmqHub:
         is_insecure: allow a host that is not loopback without keys.
         audit: gets connects, opens and refusals, if given.
         trace: records how long messages wait between the two threads, if given.
+        max_len: the tokens of an Open that has more of them are not decoded: it arrives as a `LongOpen`.
         clock: seconds, monotonic.
     Raises: ConfigError if it cannot or must not listen there.
     """
@@ -62,6 +63,7 @@ class ZmqHub:
         is_insecure: bool = False,
         audit: AuditLog | None = None,
         trace: Tracer | None = None,
+        max_len: int = MAX_FRAME_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         require_keys(host, keys, is_insecure, "the hub would listen on")
@@ -81,30 +83,24 @@ class ZmqHub:
             self._context.term()
             raise
         self._arrivals: queue.SimpleQueue[list[Arrival] | None] = queue.SimpleQueue()
+        self._ahead: list[Arrival] = []  # from `receive_ahead`, not handled yet
         self._queues = HubQueues(self._arrivals, self.stats)
-        public_port = PublicPort(public, ports, admit, report, self.stats, callers, audit, clock)
+        public_port = PublicPort(public, ports, admit, report, self.stats, callers, audit, max_len, clock)
         self._thread = threading.Thread(target=self._run, args=(public_port,), name="starspec-hub-io", daemon=True)
         self._thread.start()
 
     def receive(self, timeout_s: float) -> list[Arrival]:
         """As HubTransport. Raises: OurBug if the I/O thread has died."""
-        arrivals: list[Arrival] = []
-        if timeout_s <= 0 and self._arrivals.empty():  # the most common case between two draft steps
-            return arrivals
-        try:
-            batch = self._arrivals.get(timeout_s > 0, timeout_s if timeout_s > 0 else None)
-            while True:
-                if batch is None:
-                    self._arrivals.put(None)
-                    failure = self._queues.failure
-                    raise OurBug(f"the hub's I/O thread has died: {failure!r}") from failure
-                arrivals += batch
-                batch = self._arrivals.get_nowait()
-        except queue.Empty:
-            pass
-        self._queues.count_taken(arrivals)
-        if self._trace:
-            self._trace_waits(arrivals, self._trace)
+        arrivals = self._take(timeout_s)
+        if arrivals or self._ahead:
+            self._queues.count_taken([*self._ahead, *arrivals])
+            self._ahead.clear()
+        return arrivals
+
+    def receive_ahead(self) -> list[Arrival]:
+        """As HubTransport. Raises: as `receive`."""
+        arrivals = self._take(0.0)
+        self._ahead += arrivals
         return arrivals
 
     def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
@@ -128,6 +124,25 @@ class ZmqHub:
     def close(self) -> None:
         self._queues.stop()
         self._thread.join(CLOSE_S)
+
+    def _take(self, timeout_s: float) -> list[Arrival]:
+        arrivals: list[Arrival] = []
+        if timeout_s <= 0 and self._arrivals.empty():  # the most common case between two draft steps
+            return arrivals
+        try:
+            batch = self._arrivals.get(timeout_s > 0, timeout_s if timeout_s > 0 else None)
+            while True:
+                if batch is None:
+                    self._arrivals.put(None)
+                    failure = self._queues.failure
+                    raise OurBug(f"the hub's I/O thread has died: {failure!r}") from failure
+                arrivals += batch
+                batch = self._arrivals.get_nowait()
+        except queue.Empty:
+            pass
+        if self._trace:
+            self._trace_waits(arrivals, self._trace)
+        return arrivals
 
     def _trace_waits(self, arrivals: Sequence[Arrival], trace: Tracer) -> None:
         now = self._clock()
