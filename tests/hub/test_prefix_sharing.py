@@ -241,7 +241,7 @@ def test_a_target_that_comes_back_has_nothing_of_the_link_before() -> None:
 def test_a_drafter_whose_rows_are_more_than_their_tokens_shares_nothing(make_drafter: Callable[[], Drafter]) -> None:
     hub = DraftHub(make_drafter(), VirtualClock(), HubConfig(share_prefixes="hub"))
     hub.join(LinkId("a"), TargetId("a"), 32)
-    hub.handle(LinkId("a"), ToyTag(1, SYSTEM).open(2), 0.0)
+    hub.handle(LinkId("a"), ToyTag(1, SYSTEM[: 2 * PREFIX_BLOCK]).open(2), 0.0)
     (sequence,) = hub._sequences.values()
     assert list(sequence.committed.prefix_names) == []
 

@@ -232,6 +232,7 @@ class DraftHub:
     def _answer_long(self, link_id: LinkId, session: TagSession) -> None:
         """Answer for a tag that is longer than the draft's context: only its protocol state is held, not its tokens."""
         if session.wanted.num_draft_tokens:
+            self.stats.num_proposals += 1
             self._reply(link_id, session.send(Proposal(session.tag, session.epoch, session.prefix_len, [])))
 
     def _is_admitted(self, sequence: DraftSequence, budget: DraftBudget, now: float) -> bool:
