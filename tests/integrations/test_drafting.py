@@ -534,7 +534,7 @@ def test_what_rounds_took_says_nothing_of_a_hub_that_was_found_while_nothing_was
 ) -> None:
     weighed: list[RoundCost] = []
 
-    watch_weighing(monkeypatch, lambda *given: weighed.append(given[3]))
+    watch_weighing(monkeypatch, lambda *given: weighed.append(given[2]))
     vllm = ToyVllm()
     vllm.submit(PROMPT, 30)
     vllm.run()
@@ -579,7 +579,7 @@ def test_of_a_hub_with_a_lower_limit_no_more_is_weighed(monkeypatch: pytest.Monk
     monkeypatch.setattr(RoundTimes, "add", lambda _, round_: rounds.append(round_))
     weighed: set[int] = set()
 
-    watch_weighing(monkeypatch, lambda *given: weighed.update(given[1]))
+    watch_weighing(monkeypatch, lambda *given: weighed.update(given[0].limits))
     vllm.hub.welcome = Welcome(PROTOCOL_VERSION, LinkId("s"), "tcp://h:1", 4096, 2, 60.0)
     request = vllm.submit(PROMPT, 60)
     vllm.step()

@@ -97,7 +97,7 @@ class DraftLengths:
                 sequences=snapshots,
                 num_sequences=num_sequences,
                 now_s=self._clock(),
-                costs=replace(self.costs, rounds=lessons.rounds, prefill=lessons.prefill),
+                costs=self._costs_with(lessons),
                 trials=self._trials,
             )
         )
@@ -131,13 +131,18 @@ class DraftLengths:
 
     def end_round(self, num_tokens: int, verify_s: float) -> None:
         """The target's step over so many tokens took `verify_s`."""
-        self.costs.add_step(num_tokens, verify_s)
-        self.costs.end_step()
+        costs = self._costs_with(self._lessons())
+        costs.add_step(num_tokens, verify_s)
+        costs.end_step()
 
     def forget(self, sequence: TargetSequence) -> None:
         """The sequence has ended."""
         if self._histories.pop(sequence.key, None) is not None:
             self.costs.add_finished(sequence.num_output_tokens)
+
+    def _costs_with(self, lessons: HubLessons) -> Costs:
+        """The costs of the target's steps, and of the drafter that serves now."""
+        return replace(self.costs, rounds=lessons.rounds, prefill=lessons.prefill)
 
     def _history(self, sequence: TargetSequence) -> _History:
         usual, known = self._lessons().acceptance, self._histories.get(sequence.key)

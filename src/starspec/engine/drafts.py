@@ -125,7 +125,7 @@ class NgramDrafts(NoDrafts):
         stats: TargetStats,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        lessons = HubLessons()  # n-grams have no hub: no proposal takes time, and nothing is prefilled
+        lessons = HubLessons.of_local_drafter()
         self.lengths = DraftLengths(policy, Costs(), lambda: lessons, stats.lengths, clock)
         self._lookup = PromptLookup[RequestKey](lookup_min, lookup_max)
         self._requested: dict[RequestKey, int] = {}  # steps that were wanted in this round

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.policy.length.expected_speed import MIN_GAIN, ChosenLengths, fastest_lengths
+from starspec.policy.length.expected_speed import Candidates, ChosenLengths, fastest_lengths
 from starspec.policy.length.round_cost import NO_WAIT, RoundCost
 from starspec.policy.length.step_cost import StepCost
 
@@ -22,12 +22,13 @@ def cost(**seconds_by_size: float) -> StepCost:
 
 FLAT = cost(of_1=0.1, of_100=0.1)
 BY_TOKEN = cost(of_1=0.1, of_100=10.0)
+MIN_GAIN = 1.1  # in these tests
 
 
 def paying_lengths(
     rates: list[float], most: list[int], step_cost: StepCost, round_cost: RoundCost, reaches: list[float] | None = None
 ) -> list[int]:
-    return fastest_lengths(rates, most, step_cost, round_cost, reaches).lengths
+    return fastest_lengths(Candidates(rates, most, reaches), step_cost, round_cost, MIN_GAIN).lengths
 
 
 def test_what_is_likely_enough_is_drafted_before_a_step_was_timed() -> None:
@@ -70,12 +71,12 @@ def test_what_is_not_reached_is_worth_nothing_and_costs_nothing() -> None:
 
 
 def test_no_rows_no_lengths() -> None:
-    assert fastest_lengths([], [], FLAT, NO_WAIT) == ChosenLengths([], None)
+    assert fastest_lengths(Candidates([], []), FLAT, NO_WAIT) == ChosenLengths([], None)
 
 
 def test_before_a_step_was_timed_no_speed_is_expected() -> None:
-    assert fastest_lengths([0.9], [4], StepCost(), NO_WAIT).tokens_per_s is None
-    assert fastest_lengths([0.9], [0], StepCost(), NO_WAIT).tokens_per_s is None
+    assert fastest_lengths(Candidates([0.9], [4]), StepCost(), NO_WAIT).tokens_per_s is None
+    assert fastest_lengths(Candidates([0.9], [0]), StepCost(), NO_WAIT).tokens_per_s is None
 
 
 def test_rows_with_no_room_get_none() -> None:
@@ -111,31 +112,62 @@ def test_a_wait_is_shared_by_the_rows_that_draft() -> None:
     assert paying_lengths([0.7] * 4, [1] * 4, step, wait) == [1] * 4
 
 
+def test_fixed_drafts_are_kept_whatever_they_cost_and_others_are_weighed_beside_them() -> None:
+    by_step = RoundCost(0.0, 0.2, 0.0, deepest=8)
+    alone = fastest_lengths(Candidates([0.9, 0.5], [4, 4]), FLAT, by_step)
+    assert alone.lengths == [0, 0]
+    beside = fastest_lengths(Candidates([0.9, 0.5], [4, 4], are_fixed=[False, True]), FLAT, by_step)
+    assert beside.lengths == [4, 4], "the round waits for four draft steps in any case"
+    fixed = fastest_lengths(Candidates([0.9, 0.5], [0, 4], are_fixed=[False, True]), FLAT, by_step)
+    assert fixed.lengths == [0, 4]
+    assert fixed.tokens_per_s == pytest.approx((2 + 0.5 + 0.25 + 0.125 + 0.0625) / (0.1 + 4 * 0.2))
+    assert fastest_lengths(Candidates([0.0], [3], are_fixed=[True]), StepCost(), NO_WAIT).lengths == [3]
+
+
+def test_others_of_the_round_cost_their_part_of_the_step() -> None:
+    steep = cost(of_1=0.1, of_2=0.1, of_3=0.5)
+    assert fastest_lengths(Candidates([0.9], [1]), steep, NO_WAIT).lengths == [1]
+    crowded = fastest_lengths(Candidates([0.9], [1], num_others=1), steep, NO_WAIT)
+    assert crowded == ChosenLengths([0], pytest.approx(2 / 0.1))
+
+
+def test_a_tree_is_as_deep_as_its_nodes_are_worth() -> None:
+    by_token = cost(of_1=0.1, of_100=1.09)
+    narrow = fastest_lengths(Candidates([0.8], [6]), by_token, NO_WAIT).lengths
+    wide = fastest_lengths(Candidates([0.8], [6], widths=[3, 9, 9, 9, 9, 9]), by_token, NO_WAIT).lengths
+    assert narrow > wide == [1]
+
+
 @given(
-    st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(0, 3)), min_size=1, max_size=3),
-    st.lists(st.floats(0.01, 1.0), min_size=12, max_size=12),
+    st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(0, 3), st.booleans()), min_size=1, max_size=3),
+    st.lists(st.floats(0.01, 1.0), min_size=13, max_size=13),
     st.tuples(*[st.sampled_from([0.0, 0.001, 0.02, 0.3])] * 3),
+    st.integers(0, 1),
 )
 def test_no_other_choice_expects_more_tokens_a_second(
-    rows: list[tuple[float, int]], step_s: list[float], parts: tuple[float, float, float]
+    rows: list[tuple[float, int, bool]], step_s: list[float], parts: tuple[float, float, float], num_others: int
 ) -> None:
     """Against all choices there are; what steps cost never falls with their size. No draft ends early."""
-    rates, most = [rate for rate, _ in rows], [limit for _, limit in rows]
+    rates, most, are_fixed = map(list, zip(*rows, strict=True))
+    num = len(rates) + num_others
     step_s = sorted(step_s)
     step_cost = cost(**{f"of_{size}": seconds for size, seconds in enumerate(step_s, 1)})
     round_cost = RoundCost(*parts, deepest=3)
 
     def speed(lengths: tuple[int, ...]) -> float:
-        tokens = sum(rate**depth for rate, length in zip(rates, lengths, strict=True) for depth in range(length + 1))
+        pairs = zip(rates, lengths, strict=True)
+        tokens = num_others + sum(rate**depth for rate, length in pairs for depth in range(length + 1))
         wait_s = round_cost.seconds_of(lengths) if any(lengths) else 0.0
-        return tokens / (step_s[len(rates) + sum(lengths) - 1] + wait_s)
+        return tokens / (step_s[num + sum(lengths) - 1] + wait_s)
 
-    drafts = fastest_lengths(rates, most, step_cost, round_cost)
+    candidates = Candidates(rates, most, are_fixed=are_fixed, num_others=num_others)
+    drafts = fastest_lengths(candidates, step_cost, round_cost, MIN_GAIN)
     chosen = tuple(drafts.lengths)
     assert drafts.tokens_per_s == pytest.approx(speed(chosen))
-    best = max(speed(each) for each in product(*(range(limit + 1) for limit in most)))
-    if any(chosen):
+    least = tuple(limit * is_fixed for limit, is_fixed in zip(most, are_fixed, strict=True))
+    best = max(speed(each) for each in product(*map(lambda low, high: range(low, high + 1), least, most)))
+    if chosen != least:
         assert speed(chosen) == pytest.approx(best)
-        assert best >= (MIN_GAIN - 1e-9) * speed((0,) * len(rows))
+        assert best >= (MIN_GAIN - 1e-9) * speed(least)
     else:
         assert best <= (MIN_GAIN + 1e-9) * speed(chosen)

@@ -16,7 +16,7 @@ from starspec.harness.report import Report
 from starspec.harness.table import Block, Column, Table
 from starspec.policy.length.adaedl import AdaEdl
 from starspec.policy.length.dsde import Dsde
-from starspec.policy.length.expected_speed import fastest_lengths
+from starspec.policy.length.expected_speed import Candidates, fastest_lengths
 from starspec.policy.length.fixed import FixedLength
 from starspec.policy.length.goodput import Goodput
 from starspec.policy.length.round_cost import NO_WAIT
@@ -44,7 +44,7 @@ class WithoutWaits:
         acceptances = [each.acceptance for each in snapshot.sequences]
         rates = [0.0 if each is None else each.rate for each in acceptances]
         limits = [min(self.budget.num_steps, each.limit) for each in snapshot.sequences]
-        chosen = fastest_lengths(rates, limits, snapshot.costs.steps, NO_WAIT, min_gain=1.0)
+        chosen = fastest_lengths(Candidates(rates, limits), snapshot.costs.steps, NO_WAIT)
         return [Choice.of(self.budget.with_steps(length), "cost") for length in chosen.lengths]
 
 

@@ -52,5 +52,6 @@ class Costs:
 
     def end_step(self) -> None:
         """Call once for each step, whether or not it was measured."""
+        self.rounds.end_step()
         if not self.prefill.is_going_on:
             self.steps.end_step()

@@ -5,11 +5,14 @@ step and of the wait for the proposals. Sequences share both costs, so they are 
 drafts may have, all draft tokens are sorted from the likeliest down, and as many are taken as give the most expected
 tokens per second. The best depth wins. A hub may end a draft before its requested length. A token that is not drafted
 is worth nothing and costs nothing.
+
+A tree is weighed as a chain whose tokens cost as much as all nodes of their depth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,70 +21,111 @@ from numpy.typing import NDArray
 from starspec.policy.length.round_cost import RoundCost
 from starspec.policy.length.step_cost import StepCost
 
-MIN_GAIN: Final = 1.1  # times the speed without drafts: if less is expected, drafts may well lose
 WORTHLESS: Final = 0.3  # probability below which a draft token is not tried before a step was measured
 
 
 class ChosenLengths(NamedTuple):
     """What to draft in one round."""
 
-    lengths: list[int]  # draft tokens of each sequence
+    lengths: list[int]  # draft tokens of each sequence; of trees, draft steps
     tokens_per_s: float | None = None  # expected, of all sequences together; None = no step has been measured
 
 
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Draft tokens that a round may take."""
+
+    rates: Sequence[float]  # for each sequence, the probability that a draft token is accepted if all before it are
+    limits: Sequence[int]  # for each sequence, the most draft tokens it may have
+    reaches: Sequence[float] | None = None  # the probability that its draft continues after a token; None = 1 for all
+    are_fixed: Sequence[bool] | None = None  # whether it gets just its limit, whatever that costs; None = none does
+    widths: Sequence[int] | None = None  # nodes of a draft at each depth, at least as many as the limits; None = 1
+    num_others: int = 0  # sequences of the round whose drafts are not chosen here, taken as if they had none
+
+
 def fastest_lengths(
-    rates: Sequence[float],
-    limits: Sequence[int],
-    step_cost: StepCost,
-    round_cost: RoundCost,
-    reaches: Sequence[float] | None = None,
-    min_gain: float = MIN_GAIN,
+    candidates: Candidates, step_cost: StepCost, round_cost: RoundCost, min_gain: float = 1.0
 ) -> ChosenLengths:
-    """The lengths with the most expected tokens per second. No drafts, unless they gain `min_gain`.
+    """The lengths with the most expected tokens per second. Only fixed drafts, unless others gain `min_gain`.
 
     Args:
-        rates: for each sequence, the probability that a draft token is accepted if all before it are.
-        limits: for each sequence, the most draft tokens it may have.
         step_cost: seconds of the target's step by its tokens. While it is empty, all likely tokens are drafted.
         round_cost: seconds of the wait for proposals.
-        reaches: for each sequence, the probability that a draft continues after a token; None = 1 for all.
     """
-    plain_s = float(step_cost.predict(np.array([len(rates)]))[0]) if step_cost and rates else None
-    plain = None if plain_s is None else len(rates) / plain_s
-    if not any(limits):
-        return ChosenLengths(list(limits), plain)
-    depths = np.arange(1, max(limits) + 1)
-    has_room = depths <= np.array(limits)[:, None]
-    worth = np.where(has_room, np.array(rates)[:, None] ** depths, -1.0)  # [sequences, depths], of a drafted token
-    if plain is None:
-        return ChosenLengths([int(each) for each in (worth >= WORTHLESS).sum(axis=1)])
-    reach = np.ones(len(rates)) if reaches is None else np.array(reaches)
-    drafted = np.where(has_room, reach[:, None] ** (depths - 1), 0.0)  # [sequences, depths]: expected tokens
-    taken, best = _best_tokens(worth, drafted, sum(limits), step_cost, round_cost, min_gain * plain)
-    lengths: list[int] = np.bincount(taken // len(depths), minlength=len(rates)).tolist()
-    return ChosenLengths(lengths, best if any(lengths) else plain)
-
-
-def _best_tokens(
-    worth: NDArray[np.float64],
-    drafted: NDArray[np.float64],
-    num_candidates: int,
-    step_cost: StepCost,
-    round_cost: RoundCost,
-    least: float,
-) -> tuple[NDArray[np.int64], float]:
-    """Draft tokens, as flat indices [N] into [sequences, depths], and their speed; none and `least` if none beat it."""
-    num_sequences, max_depth = worth.shape
-    order = np.argsort(-worth.ravel(), kind="stable")[:num_candidates]  # stable: a sequence's first token comes first
+    rates, limits = np.array(candidates.rates, float), np.array(candidates.limits, int)
+    max_depth = int(limits.max(initial=0))
+    if not max_depth:
+        return _plain(candidates, step_cost)
     depths = np.arange(1, max_depth + 1)
-    is_allowed = order % max_depth < depths[:, None]  # [depths, tokens]: in drafts that are at most so deep
-    expected = num_sequences + np.cumsum(np.where(is_allowed, (worth * drafted).flat[order], 0.0), axis=1)
-    num_tokens = np.cumsum(np.where(is_allowed, drafted.flat[order], 0.0), axis=1)
-    num_steps = np.cumsum(1.0 - np.prod(1.0 - drafted, axis=0))  # a draft step runs if any sequence continues
-    wait_s = round_cost.seconds(num_steps[:, None], num_tokens)
-    speed = expected / (step_cost.predict(num_sequences + num_tokens) + wait_s)
-    depth, num = np.unravel_index(int(np.argmax(speed)), speed.shape)
-    best = float(speed[depth, num])
-    if best <= least:
-        return order[:0], least
-    return order[: num + 1][is_allowed[depth, : num + 1]], best
+    has_room = depths <= limits[:, None]
+    worth = np.where(has_room, rates[:, None] ** depths, -1.0)  # [sequences, depths], of a drafted token
+    is_fixed = np.zeros(len(rates), bool) if candidates.are_fixed is None else np.array(candidates.are_fixed, bool)
+    if not step_cost:
+        likely = (worth >= WORTHLESS).sum(axis=1)
+        return ChosenLengths(np.where(is_fixed, limits, likely).tolist())
+    reach = np.ones(len(rates)) if candidates.reaches is None else np.array(candidates.reaches, float)
+    drafted = np.where(has_room, reach[:, None] ** (depths - 1), 0.0)  # [sequences, depths]: expected tokens
+    widths = np.ones(max_depth) if candidates.widths is None else np.array(candidates.widths[:max_depth], float)
+    table = _Table(worth, drafted, is_fixed, widths, len(rates) + candidates.num_others)
+    taken, best = table.fastest(step_cost, round_cost, min_gain)
+    return ChosenLengths(np.bincount(taken // max_depth, minlength=len(rates)).tolist(), best)
+
+
+def _plain(candidates: Candidates, step_cost: StepCost) -> ChosenLengths:
+    num = len(candidates.rates) + candidates.num_others
+    if not num or not step_cost:
+        return ChosenLengths([0] * len(candidates.rates))
+    return ChosenLengths([0] * len(candidates.rates), num / float(step_cost.predict(np.array([float(num)]))[0]))
+
+
+class _Table:
+    """The draft tokens of a round, by sequence and depth."""
+
+    def __init__(
+        self,
+        worth: NDArray[np.float64],
+        drafted: NDArray[np.float64],
+        is_fixed: NDArray[np.bool_],
+        widths: NDArray[np.float64],
+        num_sequences: int,
+    ) -> None:
+        self._gained = worth * drafted
+        self._nodes = drafted * widths
+        self._num_sequences = num_sequences
+        may_be_taken = worth >= 0.0
+        fixed = drafted * is_fixed[:, None]
+        are_fixed = may_be_taken & is_fixed[:, None]
+        self._num_fixed = int(are_fixed.sum())
+        order = np.argsort(-(worth + 2.0 * are_fixed).ravel(), kind="stable")  # fixed ones, then the likeliest ones
+        self._order = order[: int(may_be_taken.sum())]  # stable: a sequence's first token comes first
+        # a draft step runs if any sequence continues
+        self._steps = (1.0 - np.prod(1.0 - drafted, axis=0)) * widths
+        self._fixed_steps = (1.0 - np.prod(1.0 - fixed, axis=0)) * widths
+
+    def fastest(self, step_cost: StepCost, round_cost: RoundCost, min_gain: float) -> tuple[NDArray[np.int64], float]:
+        """The tokens to take, as flat indices [N], and their speed: the fixed ones only, if no others gain enough."""
+        order, num_fixed, max_depth = self._order, self._num_fixed, self._nodes.shape[1]
+        gained, nodes = self._gained.flat[order], self._nodes.flat[order]
+        depths = np.arange(1, max_depth + 1)
+        is_allowed = order % max_depth < depths[:, None]  # [depths, tokens]: in drafts that are at most so deep
+        is_allowed[:, :num_fixed] = True
+        expected = self._num_sequences + np.cumsum(np.where(is_allowed, gained, 0.0), axis=1)
+        num_nodes = np.cumsum(np.where(is_allowed, nodes, 0.0), axis=1)
+        num_steps = np.cumsum(self._steps - self._fixed_steps) + self._fixed_steps.sum()
+        wait_s = round_cost.seconds(num_steps[:, None], num_nodes)
+        speed = expected / (step_cost.predict(self._num_sequences + num_nodes) + wait_s)
+        speed[:, :num_fixed] = 0.0
+        depth, num = np.unravel_index(int(np.argmax(speed)), speed.shape)
+        best, base = float(speed[depth, num]), self._base_speed(step_cost, round_cost)
+        if best <= min_gain * base:
+            return order[:num_fixed], base
+        return order[: num + 1][is_allowed[depth, : num + 1]], best
+
+    def _base_speed(self, step_cost: StepCost, round_cost: RoundCost) -> float:
+        """Expected tokens per second with the fixed drafts only."""
+        fixed = self._order[: self._num_fixed]
+        num_nodes = np.array([float(self._nodes.flat[fixed].sum())])
+        seconds = step_cost.predict(self._num_sequences + num_nodes)
+        if self._num_fixed:
+            seconds = seconds + round_cost.seconds(float(self._fixed_steps.sum()), num_nodes)
+        return float((self._num_sequences + self._gained.flat[fixed].sum()) / seconds[0])

@@ -13,7 +13,7 @@ from starspec.policy.deadline import Round
 from starspec.policy.length.acceptance import USUAL_FADE, Acceptance
 from starspec.policy.length.experiments import ProbeSchedule
 from starspec.policy.length.prefill_cost import PrefillCost
-from starspec.policy.length.round_cost import RoundTimes
+from starspec.policy.length.round_cost import FREE, RoundTimes
 
 
 def _usual() -> Acceptance:
@@ -39,6 +39,11 @@ class HubLessons:
     acceptance: Acceptance = field(default_factory=_usual)  # of its drafts for all requests; new ones begin with it
     counts: PrefillCounts = field(default_factory=PrefillCounts)
     _weighed: PrefillCounts = field(default_factory=PrefillCounts)  # the counts that `prefill` knows
+
+    @staticmethod
+    def of_local_drafter() -> HubLessons:
+        """For a drafter in the target's own process: nobody waits for its drafts, and it prefills nothing."""
+        return HubLessons(rounds=RoundTimes(FREE))
 
     def forget_rounds(self) -> None:
         """Forget what rounds took."""

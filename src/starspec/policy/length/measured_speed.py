@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.costs import Costs
-from starspec.policy.length.expected_speed import ChosenLengths, fastest_lengths
+from starspec.policy.length.expected_speed import Candidates, ChosenLengths, fastest_lengths
 from starspec.policy.length.experiments import PROBE_TOKENS, Experiments
 from starspec.policy.length.snapshot import OFF, Choice, RoundSnapshot, SequenceSnapshot
 from starspec.speculation.budget import DraftBudget
+
+MIN_GAIN: Final = 1.1  # times the speed without drafts: if less is expected, drafts may well lose
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class _Round:
 
     def _weigh(self, limits: Sequence[int]) -> ChosenLengths:
         rates, reaches = [each.rate for each in self._acceptances], [each.reach for each in self._acceptances]
-        return fastest_lengths(rates, limits, self._costs.steps, self._costs.rounds.cost, reaches)
+        return fastest_lengths(Candidates(rates, limits, reaches), self._costs.steps, self._costs.rounds.cost, MIN_GAIN)
 
     def _limits_without(self, excluded: Collection[int]) -> list[int]:
         """The limits without drafts for excluded sequences that need prefill."""

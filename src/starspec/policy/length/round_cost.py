@@ -15,10 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from starspec.policy.deadline import Round
+from starspec.speculation.budget import MAX_FORWARDED
 
 NUM_ROUNDS: Final = 48
 FADE: Final = 0.95  # weight of a round, one round later
-MAX_RATIO: Final = 2.0  # of a round to what was expected of it: one interrupted round says little
+CHANGED_FADE: Final = 0.5  # the same where two rounds in a row were not at all as expected
+IDLE_FADE: Final = 0.98  # of all rounds, for each step without one: what was long ago may have changed
+MAX_RATIO: Final = 2.0  # of a round to what was expected of it, if the one before was as expected: one interrupted
+# round says little, two in a row show that rounds take longer now
 FEW: Final = 3  # rounds, before which nothing is expected: too little is known
 SPARING: Final = 0.1  # weight of "no cost fixed or by tokens": where rounds do not tell the parts apart, steps cost
 
@@ -38,32 +42,55 @@ class RoundCost(NamedTuple):
         """Cost of rounds with so many draft steps, at least 1, and tokens. Both may be expected numbers."""
         return np.asarray(self.fixed_s + self.step_s * np.minimum(num_steps, self.deepest) + self.token_s * num_tokens)
 
+    def at_most(self, num_steps: float, num_tokens: float) -> float:
+        """As `seconds`, but steps beyond the deepest measured one cost as much as others."""
+        return self.fixed_s + self.step_s * num_steps + self.token_s * num_tokens
+
     def seconds_of(self, lengths: Sequence[int]) -> float:
         """Cost of a round with drafts of such lengths, at least one of which is not 0."""
         return float(self.seconds(max(lengths), np.array(float(sum(lengths)))))
 
 
 NO_WAIT: Final = RoundCost(0.0, 0.0, 0.0, deepest=0)
+FREE: Final = RoundCost(0.0, 0.0, 0.0, deepest=MAX_FORWARDED)  # of drafts that nobody waits for
 
 
 class RoundTimes:
-    """Fits a cost to the last rounds. This is not a `DecayedLine`: it has two slopes, and no part may be negative."""
+    """Fits a cost to the last rounds. This is not a `DecayedLine`: it has two slopes, and no part may be negative.
 
-    def __init__(self) -> None:
+    Args:
+        cost: before the first round; by default none, so that it is tried.
+    """
+
+    def __init__(self, cost: RoundCost = NO_WAIT) -> None:
         self._rounds: deque[Round] = deque(maxlen=NUM_ROUNDS)
-        self.cost = NO_WAIT  # before the first round: it has to be tried
+        self._weights: deque[float] = deque(maxlen=NUM_ROUNDS)
+        self._num_steps = 0  # since the last round
+        self._last_ratio = 1.0  # of the last round to what was expected of it
+        self.cost = cost
 
     def add(self, round_: Round) -> None:
         """Take in the newest round."""
+        has_changed = False
         if len(self._rounds) >= FEW:
-            round_ = round_._replace(seconds=min(round_.seconds, MAX_RATIO * self.cost.seconds_of(round_.lengths)))
+            expected_s = self.cost.seconds_of(round_.lengths)
+            before, self._last_ratio = self._last_ratio, round_.seconds / expected_s if expected_s else 1.0
+            round_ = round_._replace(seconds=min(round_.seconds, MAX_RATIO * expected_s * max(1.0, before)))
+            has_changed = min(before, self._last_ratio) > MAX_RATIO or max(before, self._last_ratio) < 1.0 / MAX_RATIO
+        fade = (CHANGED_FADE if has_changed else FADE) * IDLE_FADE ** max(0, self._num_steps - 1)
+        self._weights = deque([*(fade * each for each in self._weights), 1.0], NUM_ROUNDS)
         self._rounds.append(round_)
-        self.cost = _fit(self._rounds)
+        self._num_steps = 0
+        self.cost = _fit(self._rounds, self._weights)
+
+    def end_step(self) -> None:
+        """Call once for each step of the target, with or without a round."""
+        self._num_steps += 1
 
 
-def _fit(rounds: Sequence[Round]) -> RoundCost:
+def _fit(rounds: Sequence[Round], round_weights: Sequence[float]) -> RoundCost:
     """Weighted least squares. A part that would be negative is left out, and the others are fitted again."""
-    weights = np.sqrt(FADE ** np.arange(len(rounds))[::-1])
+    weights = np.sqrt(round_weights)
     parts = np.array([(1.0, max(lengths), sum(lengths)) for lengths, _ in rounds]) * weights[:, None]
     seconds = np.array([each.seconds for each in rounds]) * weights
     parts = np.vstack([parts, (SPARING, 0.0, 0.0), (0.0, 0.0, SPARING)])

@@ -20,7 +20,7 @@ Reason = Literal["cap", "cost", "doubt", "probe", "off"]
 cap     as long as the configuration, the request and the tokens that are left allow, or as other sequences' drafts
 cost    longer drafts would cost more time than they save
 doubt   what draft and target have shown so far makes longer drafts useless
-probe   a trial, to learn what it takes or brings
+probe   a trial, to learn what it takes or brings; without a draft: what a round without this draft takes
 off     no draft: it would cost more than it saves, or the request or the configuration excludes it
 """
 
@@ -79,6 +79,7 @@ class Choice(NamedTuple):
 
 
 OFF = Choice(NO_DRAFT, "off")
+PLAIN_TRIAL = Choice(NO_DRAFT, "probe")
 
 
 class LengthPolicy(Protocol):

@@ -35,6 +35,7 @@ class StepCost:
 
     def __init__(self) -> None:
         self._by_size: dict[int, _Seconds] = {}
+        self._curve: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None  # as `_fitted`; None = not computed
         self._step = 0
 
     def __bool__(self) -> bool:
@@ -60,12 +61,17 @@ class StepCost:
         known = self._by_size.setdefault(_rounded(size), _Seconds())
         known.add(seconds)
         known.last_step = self._step
+        self._curve = None
 
     def end_step(self) -> None:
         """Call once for each step, whether or not it was measured."""
         self._step += 1
         oldest = self._step - NUM_STEPS
-        self._by_size = {size: known for size, known in self._by_size.items() if known.last_step >= oldest}
+        forgotten = [size for size, known in self._by_size.items() if known.last_step < oldest]
+        for size in forgotten:
+            del self._by_size[size]
+        if forgotten:
+            self._curve = None
 
     def predict(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of each size [N], which may be an expected number. Something must have been measured.
@@ -73,11 +79,22 @@ class StepCost:
         A size between two measured sizes is on the line between them. A size above the largest costs as much as the
         largest. A size below the smallest costs in proportion to it. The last two are lower bounds.
         """
-        measured = sorted(self._by_size)
-        seconds = np.array([self._by_size[size].value for size in measured])
-        least = np.minimum.accumulate(seconds[::-1])[::-1]
+        measured, least = self._fitted()
         hopeful = np.interp(sizes, measured, least)
         return np.asarray(hopeful * np.minimum(1.0, sizes / measured[0]))
+
+    def at_most(self, size: float) -> float:
+        """Seconds of a size, at most: those above the largest measured one are taken to cost in proportion to it."""
+        most_s = float(self.predict(np.array([size]))[0])
+        return most_s * max(1.0, size / self.largest)
+
+    def _fitted(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The measured sizes in order, and the seconds of each, at most those of any larger one."""
+        if self._curve is None:
+            measured = sorted(self._by_size)
+            seconds = np.array([self._by_size[size].value for size in measured])
+            self._curve = np.array(measured, float), np.minimum.accumulate(seconds[::-1])[::-1]
+        return self._curve
 
 
 def _rounded(size: int) -> int:

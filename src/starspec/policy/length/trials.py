@@ -4,6 +4,8 @@ A policy that never drafts where drafts did not pay would never see that they pa
 never see what a round without drafts takes. So now and then a round is a *trial*: what seems best is left, to learn
 what something else takes. A trial is allowed only while all trials together have cost at most SHARE of the time.
 
+The account is the target's, not one hub's: a hub that is replaced gets no new credit.
+
 No clock: `now` is seconds of one monotonic clock.
 """
 
@@ -11,8 +13,8 @@ from __future__ import annotations
 
 from typing import Final
 
-SHARE: Final = 0.005  # of the time: what trials may cost in all
-CREDIT_ROUNDS: Final = 1.0  # plain rounds: what the first trials may cost, before there was any time
+SHARE: Final = 0.007  # of the time: what trials may cost in all
+CREDIT_ROUNDS: Final = 2.0  # plain rounds: what the first trials may cost, before there was any time
 
 
 class Trials:
@@ -21,7 +23,10 @@ class Trials:
     def __init__(self) -> None:
         self._started_s: float | None = None
         self._spent_s = 0.0
+        self._num_deferred = 0  # rounds in a row
         self.was_drafting = False  # whether the last round drafted because that seemed best
+        self.deepest = 0  # draft steps that were asked for
+        self.num_probing = 0  # sequences whose probe of the last round may go on in this one
 
     def allows(self, cost_s: float, plain_s: float, now: float) -> bool:
         """Whether a trial that is expected to cost so much may be made.
@@ -37,3 +42,24 @@ class Trials:
     def spend(self, cost_s: float) -> None:
         """The trial is made."""
         self._spent_s += max(0.0, cost_s)
+
+    def make(self, cost_s: float, plain_s: float, now: float, *, is_going_on: bool = False) -> bool:
+        """Make a trial if it is allowed, as `allows`. Returns: whether it is made. Effects: spends what it costs.
+
+        Args:
+            is_going_on: it is the second round of a trial, so it is made in any case.
+        """
+        is_made = self.allows(cost_s, plain_s, now) or is_going_on
+        if is_made:
+            self.spend(cost_s)
+        return is_made
+
+    def defers(self, most: int, *, is_useless: bool) -> bool:
+        """Whether something waits in this round for a measurement, at most so many rounds in a row.
+
+        Args:
+            is_useless: it is measured already, or cannot be measured now.
+        """
+        is_deferred = not is_useless and self._num_deferred < most
+        self._num_deferred = self._num_deferred + 1 if is_deferred else 0
+        return is_deferred
