@@ -104,6 +104,12 @@ LINES = {
         ("bench", "batch", *PAIR, "--context", "64", "--max-prompt-tokens", "9"),
         "--context takes prompts of any length",
     ),
+    "bench length: draft": (("bench", "length", *LOST_DRAFT), NOWHERE),
+    "bench length: head": (("bench", "length", *TARGET, "--head", "/nowhere"), NOWHERE),
+    "bench length: prompts": (("bench", "length", *PAIR, *DATASET), NO_FILE),
+    "bench relaxed: draft": (("bench", "relaxed", *LOST_DRAFT, "--dataset", "HERE/graded.jsonl"), NOWHERE),
+    "bench relaxed: problems": (("bench", "relaxed", *PAIR, *DATASET), NO_FILE),
+    "bench relaxed: no problems": (("bench", "relaxed", *PAIR), "give files of HumanEval or GSM8K with --dataset"),
     "bench star: draft": (("bench", "star", *LOST_DRAFT), NOWHERE),
     "bench star: prompts": (("bench", "star", *PAIR, *DATASET), NO_FILE),
     "bench async: draft": (("bench", "async", *LOST_DRAFT), NOWHERE),
@@ -156,6 +162,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         (here / folder).mkdir()
         (here / folder / "config.json").write_text(content)
     (here / "prompts.jsonl").write_text('{"turns": ["Hello"]}\n')
+    (here / "graded.jsonl").write_text('{"turns": ["1 + 1?"], "reference": "#### 2"}\n')
     generate_keys(here / "keys")
     (here / "keys" / "gateway.public").write_text("no key")
     (here / "keys" / "hub.public").unlink()

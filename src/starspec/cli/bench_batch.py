@@ -79,6 +79,5 @@ def batch(
         quick=quick,
         draw=partial(draw, report.rows, png_file) if png_file else None,
         mistakes=report.mistakes,
+        is_whole=report.is_whole,
     )
-    if not report.is_whole:
-        raise typer.Abort

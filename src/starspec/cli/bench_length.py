@@ -66,12 +66,14 @@ def length(
         return
     if synthetic:
         raise ConfigError("--synthetic is without models: leave --target, --draft and --head out, or leave it out")
+    names = [path.stem for path in dataset] if dataset else ["prompts of our own"]
+    files = dict(zip(names, prompt_files(dataset), strict=True))
+    for each in drafters.values():
+        each.find()
     with measuring("bench length") as bar:
         from starspec.bench.length.real_pair import measure_real_pair  # noqa: PLC0415 (torch)
         from starspec.bench.length.real_report import blocks, draw  # noqa: PLC0415
 
-        names = [path.stem for path in dataset] if dataset else ["prompts of our own"]
-        files = dict(zip(names, prompt_files(dataset), strict=True))
         report = measure_real_pair(drafters, files, plan.in_small() if quick else plan, bar.advance)
     publish(
         report,
@@ -80,9 +82,8 @@ def length(
         quick=quick,
         draw=partial(draw, report.rows, png_file) if png_file else None,
         mistakes=report.mistakes,
+        is_whole=report.is_whole,
     )
-    if not report.is_whole:
-        raise typer.Abort
 
 
 def _drafters(pair: ModelPair, head: str) -> dict[str, ModelPair]:

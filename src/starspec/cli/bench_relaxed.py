@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from starspec.bench.relaxed.plan import RelaxedPlan
+from starspec.bench.relaxed.problems import check_may_run, read_problems
 from starspec.cli.binder import bound, take
 from starspec.cli.files import JsonFile, PngFile
 from starspec.cli.measuring import Quick, measuring, publish
@@ -54,20 +55,16 @@ def relaxed(
     Each figure has its 95% interval. Exits 1 if tau = 0, which is strict, changed a token of plain decoding. Ctrl-C
     stops measuring; the results so far are shown and saved.
     """
+    plan = plan.in_small() if quick else plan
+    problems = read_problems(dataset or [], plan.num_problems)
+    check_may_run(problems, run_generated_code)
+    thresholds = read_thresholds(target.relaxed_thresholds)
+    models.find()
     with measuring("bench relaxed") as bar:
         from starspec.bench.relaxed.measure import measure_relaxed  # noqa: PLC0415 (torch)
-        from starspec.bench.relaxed.problems import read_problems  # noqa: PLC0415
         from starspec.bench.relaxed.rows import blocks, draw  # noqa: PLC0415
 
-        plan = plan.in_small() if quick else plan
-        report = measure_relaxed(
-            models,
-            read_problems(dataset or [], plan.num_problems),
-            plan,
-            read_thresholds(target.relaxed_thresholds),
-            bar.advance,
-            may_run_code=run_generated_code,
-        )
+        report = measure_relaxed(models, problems, plan, thresholds, bar.advance, may_run_code=run_generated_code)
     publish(
         report,
         blocks(report),
@@ -75,6 +72,5 @@ def relaxed(
         quick=quick,
         draw=partial(draw, report.rows, png_file) if png_file else None,
         mistakes=report.mistakes,
+        is_whole=report.is_whole,
     )
-    if not report.is_whole:
-        raise typer.Abort

@@ -78,6 +78,7 @@ def publish(
     draw: Callable[[], None] | None = None,
     mistakes: Sequence[str] = (),
     fails: bool = False,
+    is_whole: bool = True,
 ) -> None:
     """Print a report and save it. Nothing is saved without a file.
 
@@ -87,7 +88,8 @@ def publish(
         draw: saves the picture of the report, if one is wanted.
         mistakes: sentences about what must not be; printed last.
         fails: exit with 1 even if there are no sentences.
-    Raises: Exit(1) after a mistake; ConfigError if a file cannot be written.
+        is_whole: False after an interrupt, which is how it then ends.
+    Raises: Exit(1) after a mistake; Abort if it is not whole; ConfigError if a file cannot be written.
     """
     from starspec.harness.report import write_report  # noqa: PLC0415 (torch)
 
@@ -102,3 +104,5 @@ def publish(
     show(mistakes)
     if mistakes or fails:
         raise typer.Exit(1)
+    if not is_whole:
+        raise typer.Abort

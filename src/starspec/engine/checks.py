@@ -7,21 +7,16 @@ from typing import Final
 from starspec.config import SpeculativeConfig, TargetConfig
 from starspec.draft_methods import drafts_itself
 from starspec.errors import ConfigError
-from starspec.wire.callers import Callers
+from starspec.wire.callers import keys_to_listen
 from starspec.wire.keys import Keys, load_keys, require_keys
-from starspec.wire.transports.sockets import check_free, host_of
+from starspec.wire.transports.sockets import host_of
 
 NO_HUB: Final = "a target server needs the hub's address: give --hub or remote.endpoint"
 
 
 def keys_of(config: TargetConfig) -> Keys | None:
     """The keys of a target. Raises: ConfigError if it cannot or must not listen where it is told to."""
-    keys = load_keys(config.keys, "target")
-    require_keys(config.host, keys, config.insecure, "the target would listen on")
-    if keys is not None:
-        Callers(keys)  # the keys of gateways: a file that is no key is said now, too
-    check_free(config.host, config.port, "the target")
-    return keys
+    return keys_to_listen("target", config.keys, config.host, config.port, config.insecure)
 
 
 def check_hub(speculative: SpeculativeConfig | None) -> None:

@@ -7,19 +7,13 @@ from dataclasses import replace
 from starspec.config import HubConfig
 from starspec.errors import ConfigError
 from starspec.models.resolve import DraftSpec
-from starspec.wire.callers import Callers
-from starspec.wire.keys import Keys, load_keys, require_keys
-from starspec.wire.transports.sockets import check_free
+from starspec.wire.callers import keys_to_listen
+from starspec.wire.keys import Keys
 
 
 def keys_of(config: HubConfig) -> Keys | None:
     """The keys of a hub. Raises: ConfigError if it cannot or must not listen where it is told to."""
-    keys = load_keys(config.keys, "hub")
-    require_keys(config.host, keys, config.insecure, "the hub would listen on")
-    if keys is not None:
-        Callers(keys)  # the keys of clients: a file that is no key is said now, too
-    check_free(config.host, config.port, "the hub")
-    return keys
+    return keys_to_listen("hub", config.keys, config.host, config.port, config.insecure)
 
 
 def target_of_head(target: str | None) -> str:

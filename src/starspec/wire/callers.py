@@ -24,7 +24,8 @@ from starspec.audit import AuditLog
 from starspec.errors import ConfigError
 from starspec.log_limit import LogLimit
 from starspec.quoting import quoted
-from starspec.wire.keys import ZAP_DOMAIN, KeyRole, Keys, read_key
+from starspec.wire.keys import ZAP_DOMAIN, KeyRole, Keys, load_keys, read_key, require_keys
+from starspec.wire.transports.sockets import check_free
 
 CLIENTS: Final[dict[KeyRole, tuple[KeyRole, ...]]] = {"hub": ("target", "gateway"), "target": ("gateway",)}
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
@@ -201,3 +202,21 @@ def key_name_of(frame: zmq.Frame) -> str:
     """The name of the key whose connection this frame came from."""
     name: Any = frame.get("User-Id")
     return str(name)
+
+
+def keys_to_listen(role: KeyRole, folder: str | None, host: str, port: int, is_insecure: bool) -> Keys | None:
+    """The keys of a server, before a long start such as loading a model.
+
+    Args:
+        role: of the server: a hub or a target.
+        folder: of the keys; None = it has none.
+        is_insecure: allow a host that is not loopback without keys.
+    Raises: ConfigError if a key of the server or of its clients is missing or is no key, or if it cannot or must not
+        listen there.
+    """
+    keys = load_keys(folder, role)
+    require_keys(host, keys, is_insecure, f"the {role} would listen on")
+    if keys is not None:
+        Callers(keys)
+    check_free(host, port, f"the {role}")
+    return keys

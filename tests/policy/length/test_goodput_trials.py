@@ -5,40 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from weighing_toys import STEP_S, measured, sequence
 
-from starspec.policy.deadline import Round
-from starspec.policy.length.acceptance import IDLE_ROUNDS, Acceptance
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.goodput import MAX_DEFERRED, PROBE_STEPS, Goodput
 from starspec.policy.length.snapshot import OFF, PLAIN_TRIAL, Choice, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.trials import CREDIT_ROUNDS, Trials
 from starspec.speculation.budget import DraftBudget
 
-STEP_S = 0.1
 POLICY = Goodput(DraftBudget.chain(4))
-
-
-def measured(sizes: tuple[int, ...] = (1, 2, 4, 100), wait_s: float = 0.01) -> Costs:
-    """Costs of steps, each measured a few times, and of waits whose whole cost is fixed."""
-    costs = Costs()
-    for size in sizes * 3:
-        costs.steps.add(size, STEP_S)
-    for length in (1, 2, 3, 4):
-        costs.rounds.add(Round([length], wait_s))
-    return costs
-
-
-def sequence(rate: float = 0.9, *, is_idle: bool = False, num_to_prefill: int = 0, room: int = 99) -> SequenceSnapshot:
-    acceptance = Acceptance(rate)
-    for _ in range(IDLE_ROUNDS if is_idle else 0):
-        acceptance.add(0, 0)
-    return SequenceSnapshot(
-        max_remaining_tokens=room,
-        num_tokens=num_to_prefill or 50,
-        num_to_prefill=num_to_prefill,
-        is_held=not num_to_prefill,
-        acceptance=acceptance,
-    )
 
 
 def choose(
@@ -74,7 +49,7 @@ def test_a_requests_own_depth_is_kept_whatever_it_costs(asked: int, length: int)
 
 def test_a_hub_prefills_the_shortest_of_the_idle_sequences_for_a_probe() -> None:
     sequences = [sequence(0.1, is_idle=True, num_to_prefill=each) for each in (70, 30, 50)]
-    chosen = choose(sequences, measured((3, 100), wait_s=0.03), Trials())
+    chosen = choose(sequences, measured(dict.fromkeys((3, 100), STEP_S), wait_s=0.03), Trials())
     assert lengths(chosen) == [0, PROBE_STEPS, 0]
     assert [each.reason for each in chosen] == ["off", "probe", "off"]
 
@@ -89,19 +64,19 @@ def test_a_probe_whose_draft_did_not_come_goes_on_for_one_round() -> None:
 
 
 def test_a_round_goes_plain_where_its_time_without_drafts_is_not_known_and_says_that_it_is_a_trial() -> None:
-    costs = measured((1, 100), wait_s=0.2)
+    costs = measured(dict.fromkeys((1, 100), STEP_S), wait_s=0.2)
     assert choose([sequence(), sequence()], costs, Trials()) == [PLAIN_TRIAL] * 2
     assert lengths(choose([sequence(), sequence()], costs)) == [4, 4], "it costs more than is allowed"
 
 
 def test_beside_prefill_nothing_is_measured() -> None:
-    costs = measured((1, 100), wait_s=0.2)
+    costs = measured(dict.fromkeys((1, 100), STEP_S), wait_s=0.2)
     costs.prefill.add_request(100, None)
     assert lengths(choose([sequence(), sequence()], costs, Trials())) == [4, 4]
 
 
 def test_prompts_wait_for_a_few_rounds_while_no_step_of_so_many_was_measured() -> None:
-    trials, costs = spent(), measured((4, 100))
+    trials, costs = spent(), measured(dict.fromkeys((4, 100), STEP_S))
     found = [choose([sequence(num_to_prefill=30)] * 2, costs, trials) for _ in range(MAX_DEFERRED + 1)]
     assert found[:-1] == [[PLAIN_TRIAL] * 2] * MAX_DEFERRED
     assert lengths(found[-1]) == [4, 4]

@@ -114,13 +114,12 @@ def measure_relaxed(
 ) -> RelaxedReport:
     """Load the pair, answer the problems of each task in groups with every way in turns, and grade the answers.
 
+    An interrupt (Ctrl-C) while problems are answered ends that, and keeps the groups that were answered in every way.
+
     Args:
         problems: at least one.
         may_run_code: whether programs that the model writes may run on this machine.
         clock: seconds; times the groups.
-
-    An interrupt (Ctrl-C) while problems are answered ends that, and keeps the groups that were answered in every way.
-
     Raises: ConfigError if HumanEval cannot or may not be graded; ModelError; VocabularyMismatch; KeyboardInterrupt if
         no group was answered yet.
     """

@@ -25,11 +25,6 @@ class Task(Enum):
         """Strings that end an answer."""
         return STOPS if self is Task.HUMAN_EVAL else ()
 
-    @property
-    def key(self) -> str:
-        """Its part of a ratio's name."""
-        return self.value.lower()
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:

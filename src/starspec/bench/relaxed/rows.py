@@ -12,7 +12,7 @@ from starspec.bench.relaxed.problems import Task
 from starspec.bench.relaxed.program import Outcome
 from starspec.harness.compare import compare
 from starspec.harness.decode import Job, JobResult
-from starspec.harness.figures import require_matplotlib, save
+from starspec.harness.figures import COLOURS, MARKERS, require_matplotlib, save
 from starspec.harness.intervals import Estimate, mean_of, mean_ratio, share_of
 from starspec.harness.provenance import Provenance
 from starspec.harness.table import Block, Column, Table, share
@@ -20,8 +20,6 @@ from starspec.speculation.acceptance import KeyThresholds
 from starspec.stats import AcceptanceStats
 
 PLAIN: Final = "plain"
-COLORS: Final = {Task.HUMAN_EVAL.value: "#0072B2", Task.GSM8K.value: "#D55E00"}  # of Okabe and Ito
-MARKERS: Final = {Task.HUMAN_EVAL.value: "o", Task.GSM8K.value: "s"}
 
 
 @dataclass(slots=True)
@@ -315,8 +313,8 @@ def _lines(panel: Any, rows: Sequence[RelaxedRow], value_of: Callable[[RelaxedRo
             [(row.tau or 0.0) + 0.006 * number for row in own],
             [each.value for each in values],
             yerr=[[each.value - each.low for each in values], [each.high - each.value for each in values]],
-            color=COLORS[task],
-            marker=MARKERS[task],
+            color=COLOURS[number],
+            marker=MARKERS[number],
             capsize=3,
             label=task,
         )

@@ -21,8 +21,9 @@ NUM_ROUNDS: Final = 48
 FADE: Final = 0.95  # weight of a round, one round later
 CHANGED_FADE: Final = 0.5  # the same where two rounds in a row were not at all as expected
 IDLE_FADE: Final = 0.98  # of all rounds, for each step without one: what was long ago may have changed
-MAX_RATIO: Final = 2.0  # of a round to what was expected of it, if the one before was as expected: one interrupted
-# round says little, two in a row show that rounds take longer now
+# Of a round to what was expected of it, if the one before was as expected. One interrupted round says little; two in a
+# row show that rounds take longer now.
+MAX_RATIO: Final = 2.0
 FEW: Final = 3  # rounds, before which nothing is expected: too little is known
 SPARING: Final = 0.1  # weight of "no cost fixed or by tokens": where rounds do not tell the parts apart, steps cost
 
