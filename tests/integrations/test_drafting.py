@@ -23,6 +23,7 @@ from starspec.integrations.vllm.rows import KnownRequest
 from starspec.policy.deadline import RecentRounds, Round, StepTimeDeadline
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.expected_speed import ChosenLengths, fastest_lengths
+from starspec.policy.length.goodput import FIRST_STEPS, PROBE_STEPS
 from starspec.policy.length.round_cost import NO_WAIT, RoundCost, RoundTimes
 from starspec.policy.liveness import DOUBT_S
 from starspec.policy.patience import FIRST_PREFILL_WAIT_S, LONGEST_PAUSE_S
@@ -31,6 +32,7 @@ from starspec.wire import codec
 from starspec.wire.messages import PROTOCOL_VERSION, Close, Open, Ping, Verdict, Welcome
 
 PROMPT = list(range(1, 40))
+SLOW_DRAFT_S = 0.15  # a wait for which no draft makes up, where each token of a step takes 0.05 s
 
 
 def prompts(num: int, seed: int = 0) -> list[list[int]]:
@@ -108,17 +110,20 @@ def test_where_drafts_do_not_pay_few_steps_wait_for_a_probe_however_requests_com
     assert seconds_of_stream(slow) <= 1.08 * seconds_of_stream(alone)
 
 
-def test_where_drafts_do_not_pay_the_hub_prefills_one_prompt_of_a_batch() -> None:
+def test_where_drafts_do_not_pay_the_hub_prefills_one_prompt_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the row which probes: what it achieves is what others are thought to."""
+    monkeypatch.setattr("toy_hub.DRAFT_S", SLOW_DRAFT_S)
     vllm = ToyVllm(token_s=0.05)
-    for seed in range(3):
+    counts = []
+    for seed in range(12):
         before = vllm.hub.num_opens
         for prompt in prompts(4, seed):
             vllm.submit(prompt, 70)
         for _ in range(50):
             vllm.step()
-        assert seed == 0 or vllm.hub.num_opens - before == 1
+        counts.append(vllm.hub.num_opens - before)
         vllm.run()
+    assert set(counts[1:]) == {0, 1}, "a probe waits until it is cheap enough"
 
 
 def seconds_and_opens(vllm: ToyVllm, num_tokens: int, num_prompt_tokens: int = 100) -> tuple[float, int]:
@@ -148,7 +153,7 @@ def test_on_shared_cores_a_hub_prefills_only_what_drafts_make_good() -> None:
     assert sum(num_opens for _, num_opens in known) <= 2
     assert min(took_s for took_s, _ in known) == pytest.approx(alone_s)
     shared.hub.prefill_token_s = 0.0001
-    found = [seconds_and_opens(shared, 300)[1] for _ in range(20)]
+    found = [seconds_and_opens(shared, 300)[1] for _ in range(40)]  # a probe that seems to take 1 s is made seldom
     assert found[-1] == 4, "prefill became cheap, and answers long"
 
 
@@ -242,17 +247,18 @@ def test_a_hub_that_becomes_good_is_found_out_however_often_requests_begin() -> 
     assert sum(each.num_accepted for each in requests) > 100
 
 
-def test_what_a_hub_catches_up_with_before_a_probe_says_nothing_of_its_drafts() -> None:
+def test_what_a_hub_catches_up_with_before_a_probe_says_nothing_of_its_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was told nothing of rows that had no drafts: what it then has to prefill takes it longer than the deadline."""
+    monkeypatch.setattr("toy_hub.DRAFT_S", SLOW_DRAFT_S)
     vllm = ToyVllm(token_s=0.05)
     vllm.hub.catch_up_token_s = 0.01
-    requests = [vllm.submit(prompt, 150) for prompt in prompts(4)]
+    requests = [vllm.submit(prompt, 300) for prompt in prompts(4)]
     vllm.run()
     verdicts = [each for messages in vllm.sends for each in messages if isinstance(each, Verdict)]
     assert max(len(each.token_ids) for each in verdicts) > NUM_AT_ONCE, "probes after a pause"
     assert sum(each.num_accepted for each in requests) > 4
-    assert vllm.drafter.costs.rounds.cost.seconds_of([2]) < 2 * DRAFT_S
-    assert vllm.longest_propose_s < 2 * DRAFT_S
+    assert vllm.drafter.costs.rounds.cost.seconds_of([2]) < 2 * SLOW_DRAFT_S
+    assert vllm.longest_propose_s < 2 * SLOW_DRAFT_S
 
 
 def test_nobody_waits_for_a_row_that_catches_up() -> None:
@@ -325,10 +331,11 @@ def test_a_text_that_is_answered_late_was_told_once(monkeypatch: pytest.MonkeyPa
     assert client.lessons.counts.num_sent == client.lessons.counts.num_prefilled == len(PROMPT)
 
 
-def test_a_row_that_catches_up_in_vain_is_opened_anew() -> None:
+def test_a_row_that_catches_up_in_vain_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toy_hub.DRAFT_S", SLOW_DRAFT_S)
     vllm = ToyVllm(fallback="none", token_s=0.05)
     requests = [vllm.submit(prompt, 300) for prompt in prompts(4)]
-    for _ in range(100):
+    for _ in range(200):
         vllm.step()
         if any(tag.is_catching_up for tag in vllm.client._tags.values()):
             break
@@ -504,7 +511,7 @@ def test_a_new_request_begins_with_what_others_accepted() -> None:
     vllm.run()
     request = vllm.submit([5, 6, 7], 30)
     vllm.step()
-    assert not request.draft
+    assert len(request.draft) <= PROBE_STEPS < 4
 
 
 def test_what_rounds_took_says_nothing_of_the_next_hub() -> None:
@@ -526,7 +533,7 @@ def watch_weighing(monkeypatch: pytest.MonkeyPatch, note: Callable[..., None]) -
         note(*given)
         return fastest_lengths(*given)
 
-    monkeypatch.setattr("starspec.policy.length.measured_speed.fastest_lengths", weigh)
+    monkeypatch.setattr("starspec.policy.length.goodput.fastest_lengths", weigh)
 
 
 def test_what_rounds_took_says_nothing_of_a_hub_that_was_found_while_nothing_was_asked(
@@ -590,7 +597,7 @@ def test_of_a_hub_with_a_lower_limit_no_more_is_weighed(monkeypatch: pytest.Monk
     lengths = {length for each in rounds for length in each.lengths}
     assert lengths
     assert lengths <= {1, 2}
-    assert weighed == {2}
+    assert max(weighed) == 2
 
 
 def test_a_draft_of_which_nothing_was_verified_counts_for_nothing() -> None:
@@ -626,7 +633,7 @@ def test_a_hub_that_was_slow_for_a_while_drafts_as_much_as_before() -> None:
     vllm.hub.busy_s = 0.3
     assert usual_length() == 0
     vllm.hub.busy_s = 0.0
-    for _ in range(3):
+    for _ in range(8):  # a probe of a round as slow as that may be made once in 43 s
         usual_length()
     assert usual_length() == 4
 
@@ -665,7 +672,7 @@ def test_a_request_too_long_for_a_message_is_said_so_once_and_not_told_again(mon
     long, short = vllm.submit(PROMPT * 10, 30), vllm.submit(PROMPT, 30)
     with capture_logs() as logs:
         vllm.run()
-    assert [each["num_tokens"] for each in logs] == [len(PROMPT * 10) + 1]
+    assert [each["num_tokens"] for each in logs] == [len(PROMPT * 10) + 2]  # a step of two rows was measured before
     assert not long.num_drafted
     assert short.num_accepted > 20
     assert vllm.hub.num_opens == 1
@@ -730,7 +737,6 @@ def test_a_busy_hub_is_kept_while_it_answers_pings_and_one_that_hangs_is_not() -
 
 def test_while_a_prompt_is_prefilled_the_other_requests_seldom_wait_and_join_again() -> None:
     vllm = ToyVllm(fallback="none")
-    vllm.drafter.experiments._plain_from = 10**6  # no step goes without drafts to be timed
     old = vllm.submit(PROMPT, 440)
     for _ in range(4):
         vllm.step()
@@ -962,7 +968,7 @@ def test_what_ngrams_achieved_says_nothing_of_a_hub() -> None:
     vllm.rest(0.2)
     vllm.step()
     (asked,) = [each for messages in vllm.sends for each in messages if isinstance(each, Open)]
-    assert asked.num_draft_tokens == 4
+    assert asked.num_draft_tokens == FIRST_STEPS
 
 
 def test_ngram_indexes_share_what_a_step_takes_in_and_draft_when_they_have_all(
@@ -974,10 +980,10 @@ def test_ngram_indexes_share_what_a_step_takes_in_and_draft_when_they_have_all(
     every = list(range(VOCAB_SIZE)) * 2  # so that whatever comes next has been there
     first, second = vllm.submit(every, 30), vllm.submit(every[::-1], 30)
     drafted: list[tuple[bool, bool]] = []
-    for _ in range(3):
+    for _ in range(4):
         vllm.step()
         drafted.append((bool(first.draft), bool(second.draft)))
-    assert drafted == [(False, False), (True, False), (True, True)]
+    assert drafted[1:] == [(False, False), (True, False), (True, True)]  # a step of two rows was measured before
 
 
 @pytest.mark.parametrize("is_hub_here", [True, False])
@@ -1076,7 +1082,7 @@ def test_a_hub_is_asked_for_no_more_than_it_said_that_it_drafts() -> None:
 
 
 def test_no_draft_goes_beyond_the_model_length() -> None:
-    vllm = ToyVllm()
+    vllm = ToyVllm(adaptive=False)
     request = vllm.submit([1] * (MAX_MODEL_LEN - 5), 5)
     vllm.run()
     asked = [each for messages in vllm.sends for each in messages if isinstance(each, Open | Verdict)]

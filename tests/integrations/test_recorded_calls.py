@@ -85,7 +85,7 @@ def test_the_hub_hears_each_token_once_and_forgets_what_ends(recording: Any) -> 
     hub = ListeningHub(clock)
     deadline = StepTimeDeadline(0.001)
     client = HubClient(hub, deadline, VOCAB_SIZE, clock=clock)
-    settings = VllmSettings(fallback="none")
+    settings = VllmSettings(fallback="none", adaptive=False)
     drafter = StepDrafter(client, deadline, settings, recording["num_draft_tokens"], MAX_MODEL_LEN, clock)
     for call in recording["calls"]:
         before = len(hub.told)

@@ -28,7 +28,6 @@ from starspec.harness.report import write_report
 from starspec.harness.servers import VllmServer
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.output_files import why_no_file
-from starspec.policy.length.experiments import PROBE_EVERY
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")
 RECEIPT = os.environ.get("VLLM_RECEIPT", "")
@@ -82,7 +81,7 @@ async def drafting(fleet: Fleet) -> None:
         before = counted(server.url, "spec_decode_num_drafts")
 
         async def has_drafts(url: str = server.url, before: float = before) -> bool:
-            await ask_all(url, [[100, 200, 300]], num_tokens=PROBE_EVERY + 8, batch_size=1)
+            await ask_all(url, [[100, 200, 300]], num_tokens=24, batch_size=1)
             return counted(url, "spec_decode_num_drafts") > before
 
         def seen(name: str = name, server: VllmServer = server) -> str:

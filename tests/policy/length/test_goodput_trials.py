@@ -58,8 +58,8 @@ def test_a_probe_whose_draft_did_not_come_goes_on_for_one_round() -> None:
     trials, costs = Trials(), measured(wait_s=0.09)
     trials.spend((CREDIT_ROUNDS - 1.0) * STEP_S)  # enough is left for one
     found = []
-    for _ in range(4):
-        found.append(lengths(choose([sequence(0.1, is_idle=True)], costs, trials)))
+    for number in range(4):
+        found.append(lengths(choose([sequence(0.1, is_idle=True)], costs, trials, now_s=number * (STEP_S + 0.09))))
     assert found == [[PROBE_STEPS], [PROBE_STEPS], [0], [0]]
 
 

@@ -24,7 +24,6 @@ from starspec.policy.length.acceptance import SHRUNK_FADE, USUAL_FADE, Acceptanc
 from starspec.policy.length.adaedl import GAMMA
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.divergence import DivergenceHistory
-from starspec.policy.length.experiments import Experiments
 from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.stop_threshold import StopThreshold
 from starspec.policy.length.trials import Trials
@@ -139,7 +138,7 @@ class Simulation:
         self._usual = Acceptance(fade=USUAL_FADE)  # of all requests
         self._requests = self._new_requests(seed)
         self._running = [next(self._requests) for _ in range(scene.batch)]
-        self._costs, self._experiments, self._trials = Costs(), Experiments(), Trials()
+        self._costs, self._trials = Costs(), Trials()
         self.seconds = 0.0
         self.num_tokens = 0
         self.num_rounds = 0
@@ -157,7 +156,6 @@ class Simulation:
             num_sequences=len(self._running),
             now_s=self.seconds,
             costs=self._costs,
-            experiments=self._experiments,
             trials=self._trials,
         )
         budgets = [each.budget for each in self._policy.choose(snapshot)]
@@ -183,7 +181,6 @@ class Simulation:
             wait = self._scene.wait(lengths)
             self.seconds += wait
             self._costs.rounds.add(Round([each for each in lengths if each], wait))
-            self._experiments.note_drafts()
         self._costs.add_step(len(lengths) + sum(lengths), step)
         self._costs.end_step()
         self.num_rounds += 1

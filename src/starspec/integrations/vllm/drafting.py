@@ -14,12 +14,13 @@ from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
 from starspec.integrations.vllm.settings import VllmSettings
 from starspec.policy.deadline import StepTimeDeadline
-from starspec.policy.length.acceptance import Acceptance
+from starspec.policy.length.acceptance import SHRUNK_FADE, Acceptance
 from starspec.policy.length.costs import Costs
-from starspec.policy.length.experiments import Experiments, ProbeSchedule
 from starspec.policy.length.fixed import FixedLength
-from starspec.policy.length.measured_speed import MeasuredSpeed
+from starspec.policy.length.goodput import Goodput
+from starspec.policy.length.hub_lessons import HubLessons
 from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
+from starspec.policy.length.trials import Trials
 from starspec.speculation.budget import DraftBudget
 
 
@@ -50,10 +51,8 @@ class StepDrafter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._own_costs = Costs()  # its parts about a hub are not used
-        self.experiments = Experiments()
-        self._policy: LengthPolicy = FixedLength(DraftBudget.chain(max_draft_tokens))
-        if settings.adaptive:
-            self._policy = MeasuredSpeed(max_draft_tokens)
+        make_policy = Goodput if settings.adaptive else FixedLength
+        self._policy: LengthPolicy = make_policy(DraftBudget.chain(max_draft_tokens))
         self._hub = hub
         self._deadline = deadline
         self._settings = settings
@@ -63,7 +62,8 @@ class StepDrafter:
         self._clock = clock
         self._book = RowBook()
         self._drafted: dict[KnownRequest, _Drafted] = {}
-        self._ngram_acceptance, self._ngram_probes = Acceptance(), ProbeSchedule()  # as in HubLessons
+        self._ngram_lessons = HubLessons.of_local_drafter()
+        self._hub_trials, self._ngram_trials = Trials(), Trials()
         self._ended_s: float | None = None  # when the last step ended
         self._stepped: set[KnownRequest] = set()  # requests that got tokens in it
 
@@ -95,8 +95,6 @@ class StepDrafter:
         drafts = self._ask(wanted)
         for row in seen:
             self._drafted[row.request].last = drafts.get(row.request, NO_DRAFT)
-        if drafts:
-            self.experiments.note_drafts()
         self._stepped = {row.request for row in seen}
         self.costs.end_step()
         self._ended_s = self._clock()
@@ -123,14 +121,19 @@ class StepDrafter:
             return None
         return len(rows) + sum(len(self._drafted[each].last.token_ids) for each in requests)
 
+    @property
+    def _lessons(self) -> HubLessons:
+        """About the drafter of the next step."""
+        return self._hub.lessons if self._hub.is_serving else self._ngram_lessons
+
     def _snapshot(self, seen: Sequence[SeenRow]) -> RoundSnapshot:
+        lessons = self._lessons
         return RoundSnapshot(
             sequences=[self._snapshot_of(row, self._updated_acceptance(row)) for row in seen],
             num_sequences=len(seen),
             now_s=self._clock(),
-            costs=self.costs,
-            experiments=self.experiments,
-            probes=self._hub.lessons.probes if self._hub.is_here else self._ngram_probes,
+            costs=replace(self._own_costs, rounds=lessons.rounds, prefill=lessons.prefill),
+            trials=self._hub_trials if self._hub.is_serving else self._ngram_trials,
         )
 
     def _snapshot_of(self, row: SeenRow, acceptance: Acceptance) -> SequenceSnapshot:
@@ -148,9 +151,9 @@ class StepDrafter:
     def _updated_acceptance(self, row: SeenRow) -> Acceptance:
         """The acceptance of a row's request, with the verdict on its last draft."""
         state = self._drafted.get(row.request)
-        usual = self._hub.lessons.acceptance if self._hub.is_serving else self._ngram_acceptance
+        usual = self._lessons.acceptance
         if state is None or state.usual is not usual:  # acceptance with another drafter says nothing about this one
-            state = self._drafted[row.request] = _Drafted(Acceptance(usual.rate, usual.reach), usual)
+            state = self._drafted[row.request] = _Drafted(Acceptance(usual=usual, fade=SHRUNK_FADE), usual)
         last = state.last if row.request in self._stepped else NO_DRAFT  # a preempted request's draft was not verified
         num_accepted = min(len(last.token_ids), row.num_new - 1)
         for acceptance in (state.acceptance, usual):

@@ -72,6 +72,9 @@ class _Round:
         self._rates = [each.rate for each in self._acceptances]
         self._reaches = [each.reach for each in self._acceptances]
         self._tried: Collection[int] = ()  # indices of the sequences that take part in a trial
+        # trials of the last round that may go on
+        self._growing_to, self._trials.growing_to = self._trials.growing_to, 0
+        self._num_probing, self._trials.num_probing = self._trials.num_probing, 0
 
     def choices(self) -> list[Choice]:
         """What to ask for, for each sequence."""
@@ -92,13 +95,16 @@ class _Round:
         """Draft steps of each sequence."""
         if not self._costs.steps:
             return self._first_lengths()
+        if not self._num_others:
+            self._trials.settle(self._plain_s(), self._now_s)
         min_gain = MIN_GAIN_ON if self._trials.was_drafting else MIN_GAIN
         limits, chosen = self._worth_prefill(min_gain)
+        is_deferring = bool(self._tried)  # probes would spoil the measurement that prompts wait for
         known, is_hoping = self._deepest(1), False
         if self._no_deeper_than(known, chosen.lengths) != chosen.lengths:  # what that costs is only hoped for
             reached = self._no_deeper_than(self._deepest(GROWTH), chosen.lengths)
             chosen = self._weigh(self._no_deeper_than(known, limits), min_gain)
-            if not self._costs.prefill.is_going_on and self._is_allowed(reached, chosen.lengths):
+            if self._may_grow(reached, chosen.lengths):
                 self._tried = [index for index, length in enumerate(reached) if length]
                 return reached
             is_hoping = True  # probes would use up what it needs
@@ -108,7 +114,7 @@ class _Round:
         if is_drafting and self._is_plain_due(chosen):
             self._tried = [index for index, length in enumerate(chosen.lengths) if length]
             return self._without_drafts()
-        return chosen.lengths if is_hoping else self._with_probes(chosen.lengths)
+        return chosen.lengths if is_hoping or is_deferring else self._with_probes(chosen.lengths)
 
     def _first_lengths(self) -> list[int]:
         """Before any step was measured."""
@@ -194,6 +200,18 @@ class _Round:
 
     # ---------------------------------------------------------------- trials
 
+    def _may_grow(self, reached: Sequence[int], instead_of: Sequence[int]) -> bool:
+        """Whether a round may be deeper or larger than any before. It goes on in the next round, if its drafts have
+        not come. Effects: if so, spends what it costs."""
+        depth, growing_to = max(reached), self._growing_to
+        if self._costs.prefill.is_going_on or not depth:
+            return False
+        is_going_on = depth == growing_to
+        if not self._is_allowed(reached, instead_of, is_going_on=is_going_on):
+            return False
+        self._trials.growing_to = 0 if is_going_on else depth
+        return True
+
     def _is_plain_due(self, chosen: ChosenLengths) -> bool:
         """Whether this round goes without drafts, to learn what that takes. Effects: spends what it costs."""
         is_measured = not (any(self._without_drafts()) or self._num_others or self._costs.prefill.is_going_on)
@@ -212,12 +230,11 @@ class _Round:
         next round, if its draft has not come: a hub that has to prefill or to catch up first may take longer.
         """
         probing = self._idle(lengths)
-        num_going_on, self._trials.num_probing = self._trials.num_probing, 0
         while probing:
             tried = list(lengths)
             for index in probing:
                 tried[index] = min(PROBE_STEPS, self._limits[index])
-            is_going_on = len(probing) <= num_going_on
+            is_going_on = len(probing) <= self._num_probing
             if self._is_allowed(tried, lengths, is_going_on=is_going_on):
                 self._trials.num_probing = 0 if is_going_on else len(probing)
                 self._tried = [*self._tried, *probing]
@@ -260,9 +277,11 @@ class _Round:
     def _is_allowed(self, lengths: Sequence[int], instead_of: Sequence[int], *, is_going_on: bool = False) -> bool:
         """Whether a trial may be made. Effects: if so, spends what it costs."""
         num_more = self._num_to_prefill(lengths) - self._num_to_prefill(instead_of)
-        cost_s = self._cost_of(lengths) - self._cost_of(instead_of)
-        cost_s += self._costs.prefill.seconds(num_more) if num_more else 0.0
-        return self._trials.make(cost_s, self._plain_s(), self._now_s, is_going_on=is_going_on)
+        round_s = self._cost_of(lengths) - self._cost_of(instead_of)
+        cost_s = round_s + (self._costs.prefill.seconds(num_more) if num_more else 0.0)
+        return self._trials.make(
+            cost_s, self._plain_s(), self._now_s, at_most_s=max(0.0, round_s), is_going_on=is_going_on
+        )
 
     def _plain_s(self) -> float:
         return float(self._costs.steps.predict(np.array([float(self._num)]))[0])

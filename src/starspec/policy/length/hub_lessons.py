@@ -1,4 +1,4 @@
-"""What a target that weighs drafts by their cost has learnt about one hub: costs, acceptance, and probes.
+"""What a target that weighs drafts by their cost has learnt about one hub: costs and acceptance.
 
 The target forgets a hub by dropping the object. No other state of these policies belongs to a hub.
 """
@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from starspec.policy.deadline import Round
 from starspec.policy.length.acceptance import USUAL_FADE, Acceptance
-from starspec.policy.length.experiments import ProbeSchedule
 from starspec.policy.length.prefill_cost import PrefillCost
 from starspec.policy.length.round_cost import FREE, RoundTimes
 
@@ -35,7 +34,6 @@ class HubLessons:
 
     rounds: RoundTimes = field(default_factory=RoundTimes)  # the wait for its proposals
     prefill: PrefillCost = field(default_factory=PrefillCost)  # of tokens that it does not hold yet
-    probes: ProbeSchedule = field(default_factory=ProbeSchedule)
     acceptance: Acceptance = field(default_factory=_usual)  # of its drafts for all requests; new ones begin with it
     counts: PrefillCounts = field(default_factory=PrefillCounts)
     _weighed: PrefillCounts = field(default_factory=PrefillCounts)  # the counts that `prefill` knows

@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple, Protocol
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.divergence import DivergenceHistory
-from starspec.policy.length.experiments import Experiments, ProbeSchedule
 from starspec.policy.length.stop_threshold import StopThreshold
 from starspec.policy.length.trials import Trials
 from starspec.speculation.budget import MAX_FORWARDED, NO_DRAFT, DraftBudget
@@ -61,9 +60,7 @@ class RoundSnapshot:
     num_sequences: int  # of the round that the proposals are for, as far as is known: others may have proposals already
     now_s: float = 0.0  # seconds of a monotonic clock
     costs: Costs | None = None  # what steps, proposals and prefill take; None = not known
-    experiments: Experiments | None = None  # what is tried in order to learn more; None = nothing
     trials: Trials | None = None  # the account of what is tried; None = nothing was tried yet
-    probes: ProbeSchedule | None = None  # of the drafter that serves now; None = the same as in the last round
 
 
 class Choice(NamedTuple):

@@ -4,7 +4,8 @@ A policy that never drafts where drafts did not pay would never see that they pa
 never see what a round without drafts takes. So now and then a round is a *trial*: what seems best is left, to learn
 what something else takes. A trial is allowed only while all trials together have cost at most SHARE of the time.
 
-The account is the target's, not one hub's: a hub that is replaced gets no new credit.
+The account belongs to one kind of drafter of a target. A hub that is replaced gets no new credit. A hub that never
+answers uses up the account of hubs, and leaves that of n-grams as it is.
 
 No clock: `now` is seconds of one monotonic clock.
 """
@@ -23,10 +24,12 @@ class Trials:
     def __init__(self) -> None:
         self._started_s: float | None = None
         self._spent_s = 0.0
+        self._unsettled: tuple[float, float] | None = None  # when a trial was made, and what may be given back of it
         self._num_deferred = 0  # rounds in a row
         self.was_drafting = False  # whether the last round drafted because that seemed best
         self.deepest = 0  # draft steps that were asked for
         self.num_probing = 0  # sequences whose probe of the last round may go on in this one
+        self.growing_to = 0  # draft steps of the last round's growth, which may go on in this one
 
     def allows(self, cost_s: float, plain_s: float, now: float) -> bool:
         """Whether a trial that is expected to cost so much may be made.
@@ -43,16 +46,26 @@ class Trials:
         """The trial is made."""
         self._spent_s += max(0.0, cost_s)
 
-    def make(self, cost_s: float, plain_s: float, now: float, *, is_going_on: bool = False) -> bool:
+    def make(
+        self, cost_s: float, plain_s: float, now: float, *, at_most_s: float = 0.0, is_going_on: bool = False
+    ) -> bool:
         """Make a trial if it is allowed, as `allows`. Returns: whether it is made. Effects: spends what it costs.
 
         Args:
+            at_most_s: the part of the cost that may turn out to be less by the end of the round.
             is_going_on: it is the second round of a trial, so it is made in any case.
         """
         is_made = self.allows(cost_s, plain_s, now) or is_going_on
         if is_made:
             self.spend(cost_s)
+            self._unsettled = (now, min(at_most_s, cost_s))
         return is_made
+
+    def settle(self, plain_s: float, now: float) -> None:
+        """The round of the last trial is over. What it took at most beside a plain round is what it has cost."""
+        if self._unsettled is not None:
+            (started_s, at_most_s), self._unsettled = self._unsettled, None
+            self._spent_s -= max(0.0, at_most_s - max(0.0, now - started_s - plain_s))
 
     def defers(self, most: int, *, is_useless: bool) -> bool:
         """Whether something waits in this round for a measurement, at most so many rounds in a row.
