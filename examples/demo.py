@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class Pass:
     elapsed_s: float
     num_forwards: int  # of targets, counted per sequence
     num_emitted: int
+    num_by_length: list[int]  # [draft steps] -> choices
 
     @property
     def tokens_per_s(self) -> float:
@@ -88,7 +90,8 @@ async def answer_all(
         await asyncio.gather(*(_stream(client, model, answer, max_tokens, is_speculative) for answer in answers))
     elapsed_s = time.monotonic() - started_s
     after = await fresh_counts(watch)
-    return Pass(answers, elapsed_s, after[0] - before[0], after[1] - before[1])
+    lengths = [chosen - known for chosen, known in zip_longest(after[2], before[2], fillvalue=0)]
+    return Pass(answers, elapsed_s, after[0] - before[0], after[1] - before[1], lengths)
 
 
 async def _stream(client: AsyncOpenAI, model: str, answer: Answer, max_tokens: int, is_speculative: bool) -> None:
@@ -109,13 +112,17 @@ async def _stream(client: AsyncOpenAI, model: str, answer: Answer, max_tokens: i
     answer.done_s = time.monotonic()
 
 
-async def fresh_counts(watch: StatusWatch) -> tuple[int, int]:
-    """(forwards, emitted tokens) of all targets, from answers to questions asked after now."""
+async def fresh_counts(watch: StatusWatch) -> tuple[int, int, list[int]]:
+    """(forwards, emitted tokens, choices of each draft length) of all targets, from answers to questions asked after
+    now."""
     for _ in range(8):  # longer than the interval of asking
         watch.poll()
         await asyncio.sleep(0.1)
-    acceptances = [status.stats.acceptance for status in watch.snapshot.targets]
-    return sum(each.num_forwards for each in acceptances), sum(each.num_emitted_tokens for each in acceptances)
+    stats = [status.stats for status in watch.snapshot.targets]
+    num_forwards = sum(each.acceptance.num_forwards for each in stats)
+    num_emitted = sum(each.acceptance.num_emitted_tokens for each in stats)
+    lengths = [sum(column) for column in zip_longest(*(each.lengths.num_by_length for each in stats), fillvalue=0)]
+    return num_forwards, num_emitted, lengths
 
 
 class Screen:
@@ -188,6 +195,12 @@ def summary(with_drafts: Pass, plainly: Pass) -> tuple[str, bool]:
     return line, num_identical == len(pairs) and num_tokens > 0
 
 
+def lengths_line(num_by_length: Sequence[int]) -> str:
+    """Which draft lengths were chosen, and how often."""
+    shares = [f"{length}: {num / sum(num_by_length):.0%}" for length, num in enumerate(num_by_length) if num]
+    return f"draft lengths chosen (tokens, 0 = no draft): {', '.join(shares)}"
+
+
 async def converse(addresses: dict[str, str], started_s: float, max_tokens: int) -> bool:
     """Both passes. Returns: whether all answers were identical."""
     targets = [address for name, address in addresses.items() if name.startswith("target")]
@@ -209,6 +222,7 @@ async def converse(addresses: dict[str, str], started_s: float, max_tokens: int)
         min(answer.first_token_s for answer in with_drafts.answers if answer.first_token_s is not None) - started_s
     )
     print(f"first token after {first_s:.1f} s | {line}")
+    print(lengths_line(with_drafts.num_by_length))
     if with_drafts.tokens_per_s < plainly.tokens_per_s:
         print("Eight streams at once keep these cores busy: tokens verified in vain then cost as much as decoded ones.")
     return is_identical

@@ -15,8 +15,8 @@ from starspec.speculation.budget import NO_DRAFT, DraftBudget
 @pytest.mark.parametrize(
     ("values", "budget"),
     [
-        ({}, DraftBudget.chain(4)),
-        ({"length": {"policy": "goodput"}}, DraftBudget.chain(8)),
+        ({}, DraftBudget.chain(8)),
+        ({"length": {"policy": "fixed"}}, DraftBudget.chain(4)),
         ({"eagle_topk": 2}, DraftBudget(14, 4, 2)),
         ({"num_speculative_tokens": 0}, NO_DRAFT),
         ({"num_steps": 3}, DraftBudget.chain(3)),

@@ -48,7 +48,7 @@ ARROWS = {
     "wire": {"stats", "sampling", "speculation", "config", "policy"},
     "client": BELOW_MODELS - {"cache"},
     "sampling_params": {"sampling", "config"},
-    "request_specs": {"sampling_params", "wire"},
+    "request_specs": {"config", "sampling_params", "wire"},
     "models": {"stats", "cache", "speculation", "config"},
     "observe": {"stats", "wire", "config"},
     "hub": ENGINE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from starspec.config import Policy
 from starspec.errors import ContextTooLong
 from starspec.sampling_params import SamplingParams
 from starspec.wire.messages import RequestSpec
@@ -14,12 +15,14 @@ def request_specs(
     params: SamplingParams,
     eos_token_ids: tuple[int, ...],
     num_draft_tokens: int | None = None,
+    length_policy: Policy | None = None,
     relaxed_tau: float = 0.0,
 ) -> list[RequestSpec]:
     """One spec for each of the `n` answers to a prompt. Each has its own seed.
 
     Args:
         num_draft_tokens: None = the target's own choice, 0 = do not speculate.
+        length_policy: None = the target's own.
         relaxed_tau: of relaxed verification, 0 to 1; 0 = strict.
     """
     return [
@@ -32,6 +35,7 @@ def request_specs(
             skip_special_tokens=params.skip_special_tokens,
             logprobs=params.logprobs,
             num_draft_tokens=num_draft_tokens,
+            length_policy=length_policy,
             relaxed_tau=relaxed_tau,
         )
         for sampling in params.sampling_specs(eos_token_ids)

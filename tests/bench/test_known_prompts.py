@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from starspec.config import BATCHINGS, BatchingConfig, ModelConfig, SpeculativeConfig
+from starspec.config import BATCHINGS, FIXED_LENGTH, BatchingConfig, ModelConfig, SpeculativeConfig
 from starspec.harness.datasets import own_prompts
 from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.workbench import GREEDY, SAMPLED, Workbench
@@ -99,7 +99,7 @@ def test_a_head_drafts_from_the_features_of_a_known_prompt_as_from_those_it_read
 ) -> None:
     target, head = headed
     bench = Workbench(ModelConfig(model=target, dtype="float32", num_rows=2, max_model_len=256))
-    drafts = bench.drafts(SpeculativeConfig(method="eagle3", model=head, num_speculative_tokens=3))
+    drafts = bench.drafts(SpeculativeConfig(method="eagle3", model=head, num_speculative_tokens=3, length=FIXED_LENGTH))
     known, jobs = KnownPrompts(), bench.jobs(own_prompts()[:3], GREEDY, 8)
     expected = bench.record(jobs, drafts, 2)
     bench.record(jobs, batch_size=2, known=known)  # without features

@@ -33,7 +33,8 @@ def test_options_have_the_names_that_other_servers_give_them_too(starspec) -> No
 
 
 def test_drafts_show_in_the_statistics(starspec) -> None:
-    statistics = starspec(*ASK, "--draft", DRAFT, "--spec-tokens", "3").err
+    always = ("--spec-tokens", "3", "--speculative-config", '{"length": {"policy": "fixed"}}')
+    statistics = starspec(*ASK, "--draft", DRAFT, *always).err
     match = re.search(r"block efficiency ([\d.]+), acceptance length ([\d.]+), acceptance rate \d+%", statistics)
     assert match is not None
     assert 1.5 < float(match[1]) <= 4.0

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.config import FIXED_LENGTH, ModelConfig, SpeculativeConfig
 from starspec.doctor.agreement import CausalScorer, Sample, measure_agreement, overlap
 from starspec.doctor.outlook import (
     DecodedChains,
@@ -57,7 +57,7 @@ def test_the_replay_counts_the_rounds_that_an_engine_really_runs(length: int, sa
     options = "vocab=128,step_ms=0,alpha=0.7"
     bench = Workbench(ModelConfig(model=f"synthetic:{options}", max_model_len=256, num_rows=1))
     draft = ModelConfig(model=f"synthetic:{options},role=draft", max_model_len=256, num_rows=1)
-    drafts = bench.drafts(SpeculativeConfig(model=draft.model, num_speculative_tokens=length))
+    drafts = bench.drafts(SpeculativeConfig(model=draft.model, num_speculative_tokens=length, length=FIXED_LENGTH))
     job = Job("job", (5, 6, 7), bench.sampling_spec(sampling, seed=1), 60)
     (answer,) = decode(make_engine(bench.runner, bench.tokenizer, drafts), [job], batch_size=1)
     agreement = measure_agreement(CausalScorer(load_runner(draft)), Sample("one", [job], [answer]))
@@ -156,7 +156,9 @@ def test_decoded_chains_tell_each_depth_its_own_chance() -> None:
 def test_decoded_chains_are_exact_for_the_length_that_was_run(length: int) -> None:
     options = "vocab=128,step_ms=0,alpha=0.7"
     bench = Workbench(ModelConfig(model=f"synthetic:{options}", max_model_len=256, num_rows=1))
-    drafts = bench.drafts(SpeculativeConfig(model=f"synthetic:{options},role=draft", num_speculative_tokens=length))
+    drafts = bench.drafts(
+        SpeculativeConfig(model=f"synthetic:{options},role=draft", num_speculative_tokens=length, length=FIXED_LENGTH)
+    )
     job = Job("job", (5, 6, 7), bench.sampling_spec(GREEDY, seed=1), 60)
     (answer,) = decode(make_engine(bench.runner, bench.tokenizer, drafts), [job], batch_size=1)
     stats = answer.stats.acceptance

@@ -42,6 +42,17 @@ def test_a_target_that_was_not_told_to_refuses_relaxed_requests_and_takes_strict
     engine.submit(RequestId("b"), RequestSpec([1, 2, 3], GREEDY, max_tokens=9))
 
 
+def test_a_length_policy_that_does_not_fit_the_drafts_is_refused_by_name() -> None:
+    star = Star()
+    engine = TargetEngine(
+        star.engine.runner, WordTokenizer(), star.engine.drafts, TargetConfig(), TargetStats(), policies=["fixed"]
+    )
+    with pytest.raises(RequestError, match="'dsde' does not fit this target's drafts: choose one of fixed") as refusal:
+        engine.submit(RequestId("a"), RequestSpec([1], GREEDY, length_policy="dsde"))
+    assert (refusal.value.param, refusal.value.status) == ("speculative.length.policy", 400)
+    engine.submit(RequestId("a"), RequestSpec([1], GREEDY, length_policy="fixed"))
+
+
 def test_only_for_relaxed_requests_the_hub_is_asked_to_state_tokens() -> None:
     clock, stats = VirtualClock(), TargetStats()
     hub = NotingHub(clock)

@@ -185,6 +185,12 @@ async def test_speculation_is_switched_and_sized_by_request(gateway: Any) -> Non
         assert len(metrics["acceptance_histogram"]) == (4 if expected is None else expected) + 1
 
 
+async def test_a_request_may_ask_for_a_length_policy(gateway: Any) -> None:
+    for asked, policy in (({"length": {"policy": "dsde"}}, "dsde"), ({"length": None}, None), (True, None)):
+        await gateway.client.completions.create(model="toy-model", prompt="hi", extra_body={"speculative": asked})
+        assert list(gateway.target.submitted.values())[-1].length_policy == policy
+
+
 async def test_relaxed_verification_is_asked_for_by_request_and_labelled(gateway: Any) -> None:
     for asked, tau in (({"relaxed": {"tau": 0.25}}, 0.25), ({"relaxed": {"tau": 0}}, 0.0), ({"relaxed": None}, 0.0)):
         reply = await gateway.client.completions.create(

@@ -9,9 +9,12 @@ from random import Random
 import pytest
 from table_star import make_plain, make_star
 
+from starspec.config import Policy
 from starspec.harness.decode import Job, decode
 from starspec.policy.length.adaedl import AdaEdl
+from starspec.policy.length.by_request import ByRequest
 from starspec.policy.length.dsde import Dsde
+from starspec.policy.length.fixed import FixedLength
 from starspec.policy.length.goodput import Goodput
 from starspec.policy.length.snapshot import Choice, LengthPolicy, RoundSnapshot
 from starspec.sampling.spec import SamplingSpec
@@ -92,3 +95,15 @@ def test_policies_change_no_token(
     answers = decode(engine, jobs(num), batch_size=4)
     assert [each.token_ids for each in answers] == list(plain[:num])
     assert sum(engine.stats.lengths.num_by_length) > num
+
+
+def test_requests_with_policies_of_their_own_in_one_batch_change_no_token(plain: Sequence[list[int]]) -> None:
+    def make_policy(budget: DraftBudget) -> LengthPolicy:
+        return ByRequest(Goodput(budget), {"fixed": FixedLength(budget), "dsde": stating(budget)})
+
+    asked: list[Policy | None] = [None, "fixed", "dsde"]
+    mixed = [replace(job, length_policy=asked[number % 3]) for number, job in enumerate(jobs(NUM_PROMPTS // 2))]
+    engine = make_star(CHAIN, 4, "coupled", make_policy=make_policy).engine
+    answers = decode(engine, mixed, batch_size=4)
+    assert [each.token_ids for each in answers] == list(plain[: len(mixed)])
+    assert engine.stats.lengths.num_by_length[CHAIN.num_steps] > len(mixed)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
 from starspec.cli.binder import flag_of
-from starspec.config import MAX_DRAFT_TOKENS, Quantization, SpeculativeConfig
+from starspec.config import MAX_DRAFT_TOKENS, Policy, Quantization, SpeculativeConfig
 from starspec.config.option import A_MODEL, DRAFT_P_MIN, NONE_GIVEN, SPECULATION, Option
 from starspec.draft_methods import DraftMethod
 from starspec.errors import ConfigError
@@ -82,17 +82,20 @@ class DraftOptions:
         Option("Public port of the draft server, tcp://HOST:PORT.", SPECULATION, shown=NONE_GIVEN),
     ] = None
 
-    def to_config(self, keys: str | None = None, insecure: bool = False) -> SpeculativeConfig | None:
+    def to_config(
+        self, keys: str | None = None, insecure: bool = False, *, policy: Policy = DEFAULTS.length.policy
+    ) -> SpeculativeConfig | None:
         """The short forms merged into the JSON; None if nothing asks for drafting.
 
         Args:
             keys, insecure: given for the whole process; the JSON may name others for the link to the hub.
+            policy: of lengths, if the JSON names none.
         Raises: ConfigError if both say the same thing, if the JSON is invalid, or if a key or value is unknown.
         """
         short_forms = {name: getattr(self, name) for name in SHORT_FORMS}
         if all(said is None for said in (self.json_text, self.hub, *short_forms.values())):
             return None
-        values = _parse(self.json_text)
+        values = {"length": {"policy": policy}} | _parse(self.json_text)
         for name, value in short_forms.items():
             _put(values, name, value, flag_of(DraftOptions, name), name)
         if self.hub is not None or "remote" in values:

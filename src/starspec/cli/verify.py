@@ -44,7 +44,7 @@ def verify(
 
     Exits 1 if an answer differs although these settings promise that none does, or without a near-tie.
     """
-    speculative = drafting.to_config()
+    speculative = drafting.to_config(policy="fixed")  # so that each round drafts, whether or not it pays
     if speculative is None:
         raise ConfigError("there is nothing to compare with: give --draft, or --spec-method ngram")
     batchings = given.batching_configs(options.batching, exspec.window, exspec.max_passed_over, exspec.min_group)

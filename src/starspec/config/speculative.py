@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from starspec.config.checks import at_least, build, check_words, is_probability
 from starspec.config.limits import MAX_DRAFT_TOKENS, MAX_TOP_K
@@ -41,7 +42,7 @@ class RemoteConfig:
 class LengthConfig:
     """`"length": {...}` of a speculative config: how far to speculate. `docs/lengths.md` compares the policies."""
 
-    policy: Policy = "fixed"
+    policy: Policy = "goodput"
 
     def __post_init__(self) -> None:
         check_words(self, "length.")
@@ -128,6 +129,15 @@ class SpeculativeConfig:
         if given is not None:
             return given
         return DEPTHS[self.length.policy] if self.eagle_topk == 1 else TREE_DEPTH
+
+    @property
+    def request_policies(self) -> dict[Policy, SpeculativeConfig]:
+        """The policies that a request may ask for instead, each with this config as it is under that policy."""
+        found: dict[Policy, SpeculativeConfig] = {}
+        for policy in get_args(Policy):
+            with suppress(ConfigError):
+                found[policy] = replace(self, length=LengthConfig(policy=policy))
+        return found
 
     def _check_tree(self) -> None:
         if not 1 <= self.eagle_topk <= MAX_TOP_K:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import structlog
 
 from starspec.audit import AuditLog
-from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig, read_thresholds
+from starspec.config import ModelConfig, Policy, SpeculativeConfig, TargetConfig, read_thresholds
 from starspec.engine.batching import lay_out
 from starspec.engine.checks import NO_HUB, check_hub, keys_of
 from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
@@ -62,7 +62,10 @@ def build_server(
         batching=config.batching.method,
         numerics=loaded.numerics_report if runner is loaded else "padded batches keep no bits",
     )
-    engine = TargetEngine(runner, tokenizer, drafts, config, stats, trace=trace, thresholds=thresholds)
+    policies = get_args(Policy) if speculative is None else [*speculative.request_policies]
+    engine = TargetEngine(
+        runner, tokenizer, drafts, config, stats, trace=trace, thresholds=thresholds, policies=policies
+    )
     return TargetServer(config, engine, serving, audit)
 
 

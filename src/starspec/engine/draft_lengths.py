@@ -82,6 +82,7 @@ class DraftLengths:
             SequenceSnapshot(
                 max_remaining_tokens=each.num_remaining,
                 num_steps_asked=each.spec.num_draft_tokens,
+                policy_asked=each.spec.length_policy,
                 num_tokens=len(each.token_ids),
                 num_to_prefill=to_prefill.get(each.key, 0),
                 is_held=each.key not in to_prefill,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import get_args
 
-from starspec.config import TargetConfig
+from starspec.config import Policy, TargetConfig
 from starspec.engine.batching import PARTS, make_scheduler
 from starspec.engine.detokenize import Decodes, Detokenizer
 from starspec.engine.drafts import Drafts
@@ -41,8 +42,12 @@ class TargetEngine:
         *,
         trace: Tracer | None = None,
         thresholds: KeyThresholds = DEFAULT_THRESHOLDS,
+        policies: Collection[Policy] = get_args(Policy),
     ) -> None:
-        """Args: thresholds: which tokens relaxed requests verify strictly."""
+        """Args:
+        thresholds: which tokens relaxed requests verify strictly.
+        policies: length policies that a request may ask for.
+        """
         self.runner = runner
         self.drafts = drafts
         self.stats = stats
@@ -51,6 +56,7 @@ class TargetEngine:
         self._clock = clock
         self._trace = trace
         self._thresholds = thresholds
+        self._policies = policies
         commits_evenly = PARTS[config.batching.method].commits_evenly
         self._rounds = RoundRunner(runner, drafts, stats, clock, trace, commits_evenly=commits_evenly)
         self._scheduler = make_scheduler(config)
@@ -218,6 +224,12 @@ class TargetEngine:
             raise RequestError(
                 "this target verifies strictly: start it with --allow-relaxed, or leave speculative.relaxed out",
                 "speculative.relaxed",
+            )
+        if spec.length_policy is not None and spec.length_policy not in self._policies:
+            raise RequestError(
+                f"length policy '{spec.length_policy}' does not fit this target's drafts: choose one of"
+                f" {', '.join(self._policies)}",
+                "speculative.length.policy",
             )
         if not all(0 <= token_id < info.vocab_size for token_id in spec.sampling.logit_bias):
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
-from starspec.config import MAX_DRAFT_TOKENS, nearest
+from starspec.config import MAX_DRAFT_TOKENS, Policy, nearest
 from starspec.errors import CapacityError, ContextTooLong, RequestError
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.prompts import PromptCodec
@@ -21,7 +21,8 @@ from starspec.sampling_params import SamplingParams
 DEFAULT_COMPLETION_TOKENS: Final = 16  # max_tokens of /v1/completions; a chat may fill the context
 MAX_TOKENS_SENT: Final = 2**20  # prompt tokens of all answers of a request, which the targets get one by one
 SEEDS: Final = 2**63  # a seed may be any integer; it is taken modulo this
-SPECULATIVE_KEYS: Final = ["num_speculative_tokens", "relaxed"]
+SPECULATIVE_KEYS: Final = ["num_speculative_tokens", "length", "relaxed"]
+LENGTH_KEYS: Final = ["policy"]
 RELAXED_KEYS: Final = ["tau"]
 
 
@@ -185,6 +186,7 @@ class Speculation(NamedTuple):
     """What `"speculative"` of a request says."""
 
     num_draft_tokens: int | None = None  # draft tokens a round: None = the target's own choice, 0 = off
+    length_policy: Policy | None = None  # None = the target's own
     relaxed_tau: float = 0.0  # of relaxed verification; 0 = strict
 
     @classmethod
@@ -195,16 +197,32 @@ class Speculation(NamedTuple):
         if given is False:
             return cls(num_draft_tokens=0)
         _check_keys("speculative", given, SPECULATIVE_KEYS)
-        return cls(_length_of(given.get("num_speculative_tokens")), _tau_of(given.get("relaxed")))
+        depth, policy = _depth_of(given.get("num_speculative_tokens")), _policy_of(given.get("length"))
+        return cls(depth, policy, _tau_of(given.get("relaxed")))
 
 
-def _length_of(given: Any) -> int | None:
+def _depth_of(given: Any) -> int | None:
     if given is None:
         return None
     if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= MAX_DRAFT_TOKENS:
         name = "speculative.num_speculative_tokens"
         raise RequestError(f"{name} must be an integer, 0 to {MAX_DRAFT_TOKENS}", name)
     return given
+
+
+def _policy_of(given: Any) -> Policy | None:
+    """Of `{"policy": "dsde"}`, as in a speculative config."""
+    name = "speculative.length"
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise RequestError(f'{name} must be an object, as {{"policy": "goodput"}}', name)
+    _check_keys(name, given, LENGTH_KEYS)
+    policy: Policy | None = given.get("policy")
+    if policy not in get_args(Policy):
+        unknown = f"{quoted(policy)} is unknown" if isinstance(policy, str) else "must be a string"
+        raise RequestError(f"{name}.policy {unknown}{nearest(str(policy), [*get_args(Policy)])}", f"{name}.policy")
+    return policy
 
 
 def _tau_of(given: Any) -> float:

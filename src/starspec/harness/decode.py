@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from starspec.config import BatchingConfig, TargetConfig
+from starspec.config import BatchingConfig, Policy, TargetConfig
 from starspec.engine.drafts import Drafts
 from starspec.engine.engine import TargetEngine
 from starspec.errors import OurBug
@@ -34,6 +34,7 @@ class Job:
     sampling: SamplingSpec
     max_tokens: int
     num_draft_tokens: int | None = None  # None: as the drafts are configured
+    length_policy: Policy | None = None  # None: that of the drafts
     relaxed_tau: float = 0.0  # of relaxed verification; 0 = strict
     stop: tuple[str, ...] = ()  # strings that end the answer
 
@@ -44,6 +45,7 @@ class Job:
             sampling=self.sampling,
             max_tokens=self.max_tokens,
             num_draft_tokens=self.num_draft_tokens,
+            length_policy=self.length_policy,
             relaxed_tau=self.relaxed_tau,
             stop=self.stop,
         )

@@ -23,6 +23,6 @@ def test_beside_prefill_no_step_is_measured_as_usual() -> None:
     costs.add_step(1, 1.5 * STEP_S)
     costs.add_step(None, 5.0)
     costs.prefill.add_answer(100, 0)
-    costs.prefill.end(0.0)
+    costs.prefill.end()
     assert float(costs.steps.predict(np.array([1.0]))[0]) == pytest.approx(STEP_S)
     assert costs.prefill.seconds(100) == pytest.approx(2 * 0.5 * STEP_S)

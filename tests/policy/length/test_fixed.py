@@ -6,6 +6,7 @@ import pytest
 from starspec.config import FIXED_LENGTH, SpeculativeConfig
 from starspec.errors import ConfigError
 from starspec.policy.length.adaedl import AdaEdl
+from starspec.policy.length.by_request import ByRequest
 from starspec.policy.length.dsde import Dsde
 from starspec.policy.length.fixed import BatchSizes, ByBatchSize, FixedLength, InSmallBatches
 from starspec.policy.length.goodput import Goodput
@@ -52,9 +53,11 @@ def test_larger_batches_than_the_bound_draft_nothing(asked, num_sequences, is_dr
 
 
 def test_the_config_names_the_bound() -> None:
-    assert make_policy(SpeculativeConfig(length=FIXED_LENGTH)) == FixedLength(DraftBudget.chain(4))
+    unbounded = make_policy(SpeculativeConfig(length=FIXED_LENGTH))
+    assert isinstance(unbounded, ByRequest)
+    assert unbounded.default == FixedLength(DraftBudget.chain(4))
     bounded = SpeculativeConfig.from_mapping({"disable-by-batch-size": 8, "length": {"policy": "fixed"}})
-    assert make_policy(bounded) == InSmallBatches(FixedLength(DraftBudget.chain(4)), 8)
+    assert make_policy(bounded) == InSmallBatches(unbounded, 8)
     assert make_policy(bounded, max_num_seqs=9) == make_policy(bounded)
     with pytest.raises(ConfigError, match="disable_by_batch_size"):
         SpeculativeConfig(disable_by_batch_size=0)
@@ -90,7 +93,9 @@ def test_each_sequence_of_a_round_has_a_budget_of_its_own() -> None:
     ],
 )
 def test_the_config_names_the_policy(policy: str, made: LengthPolicy) -> None:
-    assert make_policy(SpeculativeConfig.from_mapping({"length": {"policy": policy}})) == made
+    chosen = make_policy(SpeculativeConfig.from_mapping({"length": {"policy": policy}}))
+    assert isinstance(chosen, ByRequest)
+    assert chosen.default == made
 
 
 @pytest.mark.parametrize(("policy", "make", "depth"), [("goodput", Goodput, 8), ("fixed", FixedLength, 4)])
@@ -99,7 +104,9 @@ def test_a_table_bounds_any_policy(policy: str, make: Callable[[DraftBudget], Le
         {"num_speculative_tokens_per_batch_size": [[1, 1, 5], [2, 8, 3]], "length": {"policy": policy}}
     )
     rows = (BatchSizes(1, 1, 5), BatchSizes(2, 8, 3))
-    assert make_policy(config) == ByBatchSize(make, DraftBudget.chain(depth), rows)
+    chosen = make_policy(config)
+    assert isinstance(chosen, ByRequest)
+    assert chosen.default == ByBatchSize(make, DraftBudget.chain(depth), rows)
 
 
 @pytest.mark.parametrize(("num_sequences", "length"), [(1, 5), (2, 3), (6, 3), (7, 4), (16, 0)])

@@ -87,7 +87,7 @@ def test_the_shorter_prompts_are_prefilled_where_all_together_are_not_worth_it()
     costs.prefill.add_request(1000, 0.0)
     costs.prefill.add_step(2.0, 1.0)  # 1 ms a token
     costs.prefill.add_answer(1000, 0)
-    costs.prefill.end(0.0)
+    costs.prefill.end()
     assert lengths(choose([sequence(num_to_prefill=each) for each in (9000, 40)], costs)) == [0, 4]
     assert lengths(choose([sequence(num_to_prefill=9000), sequence()], costs)) == [0, 4]
     assert lengths(choose([sequence(num_to_prefill=each) for each in (90_000, 90_000)], costs)) == [0, 0]

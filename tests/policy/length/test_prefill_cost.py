@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from starspec.policy.length.costs import Costs
-from starspec.policy.length.prefill_cost import FIRST_OUTPUT_LEN, MAX_SLOWED, MAX_UNFINISHED, PROBE_SHARE, PrefillCost
+from starspec.policy.length.prefill_cost import FIRST_OUTPUT_LEN, MAX_SLOWED, MAX_UNFINISHED, PrefillCost
 
 USUAL_S = 10.0  # of the step beside it
 
@@ -19,7 +19,7 @@ def prefill(
     cost.add_request(num_sent, waited_s)
     cost.add_step(USUAL_S + slowed_s, USUAL_S)
     cost.add_answer(num_sent if num_prefilled is None else num_prefilled, 0)
-    cost.end(100.0)
+    cost.end()
 
 
 def after(num_sent: int, slowed_s: float, num_prefilled: int | None = None, waited_s: float = 0.0) -> PrefillCost:
@@ -33,7 +33,6 @@ def test_what_was_never_prefilled_is_tried() -> None:
     assert cost.seconds(10_000) == 0.0
     assert cost.pays(10_000, before_s=0.1, after_s=0.099)
     assert not cost.pays(10_000, before_s=0.1, after_s=0.1), "drafts that save nothing need no prefill"
-    assert cost.pays_for_probe(10_000, now=0.0)
 
 
 def test_a_text_costs_by_its_tokens_what_those_before_it_did() -> None:
@@ -44,7 +43,7 @@ def test_a_text_costs_by_its_tokens_what_those_before_it_did() -> None:
         cost.add_step(USUAL_S + 2.5, USUAL_S)
         cost.add_step(USUAL_S - 0.5, USUAL_S)  # steps vary
         cost.add_answer(100, 0)
-        cost.end(200.0)
+        cost.end()
     assert cost.seconds(100) == pytest.approx(2.0, rel=1e-3)
 
 
@@ -70,7 +69,7 @@ def test_a_prefill_beside_which_no_step_was_compared_tells_nothing() -> None:
         cost.add_request(100, 0.0)
         cost.add_step(3.0, None)
         cost.add_answer(100, 0)
-        cost.end(200.0)
+        cost.end()
     assert cost.seconds(100) == pytest.approx(1.0)
 
 
@@ -81,7 +80,7 @@ def test_steps_that_could_not_be_compared_are_thought_to_lose_as_much_as_the_oth
     for _ in range(3):
         cost.add_step(USUAL_S, None)
     cost.add_answer(100, 0)
-    cost.end(200.0)
+    cost.end()
     assert cost.seconds(100) == pytest.approx(4.0)
 
 
@@ -135,7 +134,7 @@ def test_what_the_hub_refuses_it_does_not_prefill() -> None:
     cost.add_request(1100, 0.0)
     cost.add_step(USUAL_S + 1.0, USUAL_S)
     cost.add_answer(100, num_refused=1000)
-    cost.end(200.0)
+    cost.end()
     assert cost.seconds(100) == pytest.approx(1.0)
 
 
@@ -146,15 +145,8 @@ def test_what_goes_on_is_known_to_cost_what_it_did_so_far() -> None:
     assert cost.seconds(100) == pytest.approx(0.1)
     cost.add_step(USUAL_S + 3.0, USUAL_S)
     assert cost.seconds(100) == pytest.approx(MAX_UNFINISHED * 3.0)
-    cost.end(100.0)
+    cost.end()
     assert not cost.is_going_on
-
-
-def test_probes_take_a_small_share_of_the_time() -> None:
-    cost = after(num_sent=100, slowed_s=1.0)
-    assert not cost.pays_for_probe(100, now=100.0 + 0.99 / PROBE_SHARE)
-    assert cost.pays_for_probe(100, now=100.0 + 1.01 / PROBE_SHARE)
-    assert cost.pays_for_probe(10, now=100.0 + 0.11 / PROBE_SHARE)
 
 
 def test_what_nobody_waited_for_says_nothing_of_waits() -> None:
@@ -162,5 +154,5 @@ def test_what_nobody_waited_for_says_nothing_of_waits() -> None:
     for _ in range(20):
         cost.add_request(20, None)
         cost.add_answer(20, 0)
-        cost.end(200.0)
+        cost.end()
     assert cost.seconds(4000) == pytest.approx(0.03)

@@ -84,7 +84,7 @@ class StepDrafter:
             self._deadline.note_step(now - self._ended_s)
             self.costs.add_step(self._size_of_step(rows), now - self._ended_s)
         # answers that `maintain` received during vLLM's step
-        self._hub.lessons.weigh_answers(now, is_prefilling=self._hub.is_prefilling)
+        self._hub.lessons.weigh_answers(is_prefilling=self._hub.is_prefilling)
         for num_tokens in self._book.ended:
             self.costs.add_finished(num_tokens)
         seen = [row for row in rows if row is not None]
@@ -167,5 +167,5 @@ class StepDrafter:
         if drafts is None:
             drafts = {} if self._settings.fallback == "none" else self._ngrams.draft(wanted)
         now, lengths = self._clock(), [len(draft.token_ids) for draft in drafts.values()]
-        self._hub.lessons.weigh_step(now - asked_s, lengths, now, is_prefilling=self._hub.is_prefilling)
+        self._hub.lessons.weigh_step(now - asked_s, lengths, is_prefilling=self._hub.is_prefilling)
         return drafts

@@ -66,7 +66,7 @@ class HubLessons:
         else:
             self.counts = self.counts._replace(num_refused=self.counts.num_refused + num_tokens)
 
-    def weigh_answers(self, now: float, *, is_prefilling: bool) -> None:
+    def weigh_answers(self, *, is_prefilling: bool) -> None:
         """Take what the hub has answered since the last call into the cost of prefill.
 
         Args:
@@ -76,9 +76,9 @@ class HubLessons:
         self._weighed = counts
         self.prefill.add_answer(counts.num_prefilled - before.num_prefilled, counts.num_refused - before.num_refused)
         if self.prefill.is_going_on and not is_prefilling:
-            self.prefill.end(now)
+            self.prefill.end()
 
-    def weigh_step(self, waited_s: float, lengths: Sequence[int], now: float, *, is_prefilling: bool) -> None:
+    def weigh_step(self, waited_s: float, lengths: Sequence[int], *, is_prefilling: bool) -> None:
         """Take what came of a step's messages into the cost of prefill.
 
         Args:
@@ -92,4 +92,4 @@ class HubLessons:
             has_waited = counts.num_opened > before.num_opened  # a step does not wait for a tag that catches up
             extra_s = waited_s - drafting_s if has_waited else None
             self.prefill.add_request(counts.num_sent - before.num_sent, extra_s)
-        self.weigh_answers(now, is_prefilling=is_prefilling)
+        self.weigh_answers(is_prefilling=is_prefilling)

@@ -1,4 +1,4 @@
-"""The length policy that a speculative config names."""
+"""The length policies that a speculative config names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 from starspec.config import Policy, SpeculativeConfig
 from starspec.policy.length.adaedl import AdaEdl
+from starspec.policy.length.by_request import ByRequest
 from starspec.policy.length.dsde import Dsde
 from starspec.policy.length.fixed import BatchSizes, ByBatchSize, FixedLength, InSmallBatches
 from starspec.policy.length.goodput import Goodput
@@ -23,17 +24,22 @@ POLICIES: Final[Mapping[Policy, Callable[[DraftBudget], LengthPolicy]]] = {
 
 
 def make_policy(config: SpeculativeConfig, max_num_seqs: int | None = None) -> LengthPolicy:
-    """The policy that a speculative config names.
+    """The policy that a speculative config names, and those that requests may ask for instead.
 
     Args:
         max_num_seqs: sequences of a round, at most; None = not known. More may hold rows and wait for their turn.
     """
-    make, budget = POLICIES[config.length.policy], config.budget
-    policy = make(budget)
-    if config.num_speculative_tokens_per_batch_size:
-        table = tuple(BatchSizes(*row) for row in config.num_speculative_tokens_per_batch_size)
-        policy = ByBatchSize(make, budget, table)
+    policies = {name: _named(each) for name, each in config.request_policies.items()}
+    policy: LengthPolicy = ByRequest(policies[config.length.policy], policies)
     bound = config.disable_by_batch_size
     if bound is None or (max_num_seqs is not None and max_num_seqs <= bound):
         return policy
     return InSmallBatches(policy, bound)
+
+
+def _named(config: SpeculativeConfig) -> LengthPolicy:
+    make, budget = POLICIES[config.length.policy], config.budget
+    if not config.num_speculative_tokens_per_batch_size:
+        return make(budget)
+    table = tuple(BatchSizes(*row) for row in config.num_speculative_tokens_per_batch_size)
+    return ByBatchSize(make, budget, table)

@@ -18,7 +18,6 @@ WEIGHT: Final = 0.2  # of a new wait, likewise
 FADE: Final = 0.8  # of what prefill cost, with each newer one
 MAX_SLOWED: Final = 1.0  # of a step's usual time: sharing cores costs no more than that; a longer step was interrupted
 MAX_UNFINISHED: Final = 2.0  # unfinished prefill counts as 1 / MAX_UNFINISHED of its tokens: it would have taken longer
-PROBE_SHARE: Final = 0.05  # of the time since the last prefill: prefill for a probe may cost at most this share
 
 
 class PrefillCost:
@@ -30,7 +29,6 @@ class PrefillCost:
     def __init__(self) -> None:
         self._wait_s: DecayedMean | None = None
         self._token_s = DecayedRatio(FADE)  # seconds lost by tokens prefilled
-        self._ended_s: float | None = None  # when the last prefill ended
         self._begin()
 
     def _begin(self) -> None:
@@ -75,11 +73,10 @@ class PrefillCost:
             self._num_compared += 1
             self._slowed_s += min(seconds - usual_s, MAX_SLOWED * usual_s)
 
-    def end(self, now: float) -> None:
+    def end(self) -> None:
         """The hub has nothing to prefill any more. What it has not answered to, nobody wants any more."""
         if self._num_compared:
             self._token_s.add(self._lost_s, self._num_done)
-        self._ended_s = now
         self._begin()
 
     def seconds(self, num_tokens: int) -> float:
@@ -105,10 +102,6 @@ class PrefillCost:
         """
         cost_s = self.seconds(num_tokens)
         return (before_s - after_s) * (output_len - cost_s / before_s) > cost_s
-
-    def pays_for_probe(self, num_tokens: int, now: float) -> bool:
-        """Whether to have so many tokens prefilled only in order to learn whether drafts pay."""
-        return self._ended_s is None or self.seconds(num_tokens) <= PROBE_SHARE * (now - self._ended_s)
 
     @property
     def _lost_s(self) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+from starspec.config import Policy
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.divergence import DivergenceHistory
@@ -33,6 +34,7 @@ class SequenceSnapshot:
 
     max_remaining_tokens: int  # tokens that max_tokens and the context still leave it, at least 1
     num_steps_asked: int | None = None  # the request's own depth; None = the policy's
+    policy_asked: Policy | None = None  # the request's own policy; None = the target's
     max_draft_tokens: int = MAX_FORWARDED  # nodes that its drafter can give it now; 0 = none
     num_tokens: int = 0  # its prompt and what was generated
     num_to_prefill: int = 0  # of these, tokens that a hub has to prefill before it can draft

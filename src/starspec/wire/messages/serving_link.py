@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from starspec.config import MAX_TOP_LOGPROBS
+from starspec.config import MAX_TOP_LOGPROBS, Policy
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import RequestStats
 from starspec.wire.messages.base import DraftCount, Message, RequestName, StopStrings, TokenIdList
@@ -27,6 +27,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     skip_special_tokens: bool = True
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     num_draft_tokens: DraftCount | None = None  # depth of the proposals; None: the target chooses; 0: no drafts
+    length_policy: Policy | None = None  # how deep proposals are; None: the target's own policy
     relaxed_tau: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0  # of relaxed verification, which is lossy; 0: strict
 
 

@@ -1,0 +1,36 @@
+"""A policy for each request that asks for one, and the target's own for all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from starspec.config import Policy
+from starspec.policy.length.snapshot import Choice, LengthPolicy, RoundSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ByRequest:
+    """Sequences with the same policy are chosen for together. To the others of the round they are sequences that are
+    not chosen for now.
+
+    Args:
+        default: of sequences that ask for none.
+        policies: all that may be asked for.
+    """
+
+    default: LengthPolicy
+    policies: Mapping[Policy, LengthPolicy]
+
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
+        """As LengthPolicy."""
+        asked = [each.policy_asked for each in snapshot.sequences]
+        if not any(asked):
+            return self.default.choose(snapshot)
+        chosen: dict[int, Choice] = {}
+        for name in dict.fromkeys(asked):
+            indices = [index for index, other in enumerate(asked) if other == name]
+            policy = self.default if name is None else self.policies[name]
+            group = replace(snapshot, sequences=[snapshot.sequences[index] for index in indices])
+            chosen |= zip(indices, policy.choose(group), strict=True)
+        return [chosen[index] for index in range(len(asked))]
