@@ -223,7 +223,7 @@ class _Round:
         return is_doubtful and self._trials.make(cost_s, plain_s, self._now_s)
 
     def _with_probes(self, lengths: list[int]) -> list[int]:
-        """Short drafts for sequences that had none for long, as many as trials allow.
+        """Drafts for sequences that had none for long, as many as trials allow.
 
         If the hub holds no sequence, only the shortest one probes, because the prefill for a probe may cost more than
         all drafts of a request would save. The others are then judged by what this one achieves. A probe goes on in the
@@ -231,9 +231,7 @@ class _Round:
         """
         probing = self._idle(lengths)
         while probing:
-            tried = list(lengths)
-            for index in probing:
-                tried[index] = min(PROBE_STEPS, self._limits[index])
+            tried = self._probes_of(probing, lengths)
             is_going_on = len(probing) <= self._num_probing
             if self._is_allowed(tried, lengths, is_going_on=is_going_on):
                 self._trials.num_probing = 0 if is_going_on else len(probing)
@@ -241,6 +239,18 @@ class _Round:
                 return tried
             probing = probing[: len(probing) // 2]
         return lengths
+
+    def _probes_of(self, probing: Collection[int], lengths: Sequence[int]) -> list[int]:
+        """The lengths, with probes of those sequences. All have the depth that costs least for what it may gain: where
+        the way to the hub takes long, a deeper probe is cheaper, and shows more."""
+
+        def with_probes(depth: int) -> list[int]:
+            pairs = zip(lengths, self._limits, strict=True)
+            return [min(depth, most) if index in probing else each for index, (each, most) in enumerate(pairs)]
+
+        deepest = self._deepest(1)
+        depths = {PROBE_STEPS, *(each for each in (2 * PROBE_STEPS, deepest) if PROBE_STEPS < each <= deepest)}
+        return min(map(with_probes, sorted(depths)), key=self._cost_of)
 
     def _idle(self, lengths: Sequence[int]) -> list[int]:
         """Indices of the sequences that may probe, from the one that had no draft for longest."""
