@@ -13,14 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 from predictable import write_eagle1_reader, write_reader, write_target
 
-from starspec.config import ModelConfig, RemoteConfig, SampleMethod, SpeculativeConfig, TargetConfig
+from starspec.config import FIXED_LENGTH, ModelConfig, RemoteConfig, SampleMethod, SpeculativeConfig, TargetConfig
 from starspec.engine.build import make_drafts
 from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine
@@ -39,8 +39,8 @@ pytestmark = pytest.mark.system
 NUM_TOKENS = 64
 PATIENCE_S = 120.0  # a process takes long to start on a busy machine
 MAX_MODEL_LEN = 128
-CHAIN = SpeculativeConfig(num_speculative_tokens=3)
-TREE = SpeculativeConfig(num_steps=3, eagle_topk=2, num_draft_tokens=9)
+CHAIN = SpeculativeConfig(num_speculative_tokens=3, length=FIXED_LENGTH)
+TREE = SpeculativeConfig(num_steps=3, eagle_topk=2, num_draft_tokens=9, length=FIXED_LENGTH)
 RULES: tuple[SampleMethod, ...] = ("coupled", "rejection")
 WRITERS: dict[str, Callable[[Path], Path]] = {"eagle": write_eagle1_reader, "eagle3": write_reader}
 BATCH_SIZES = (1, 4, 8)
@@ -83,14 +83,7 @@ class Target:
 
 def make_target(folder: Path, endpoint: str, rule: SampleMethod, shape: SpeculativeConfig, batch_size: int) -> Target:
     remote = RemoteConfig(endpoint=endpoint, deadline_ms=500.0)  # a busy machine's hub is late, and not lost
-    speculative = SpeculativeConfig(
-        num_speculative_tokens=shape.num_speculative_tokens,
-        num_steps=shape.num_steps,
-        eagle_topk=shape.eagle_topk,
-        num_draft_tokens=shape.num_draft_tokens,
-        rejection_sample_method=rule,
-        remote=remote,
-    )
+    speculative = replace(shape, rejection_sample_method=rule, remote=remote)
     name = f"{rule}-{shape.eagle_topk}-{batch_size}"
     config, stats = TargetConfig(name=name, max_num_seqs=batch_size), TargetStats()
     runner = load_runner(model_config(folder))

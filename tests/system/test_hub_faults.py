@@ -8,6 +8,7 @@ Real processes, real sockets, the openai client. The model is SmolLM2 in fp32, w
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from dataclasses import dataclass, field
@@ -81,8 +82,9 @@ async def count_accepted(url: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
-CHAIN = ("--spec-tokens", "4")
-TREE = ("--speculative-config", '{"num_steps": 4, "eagle_topk": 3, "num_draft_tokens": 13}')
+FIXED = {"length": {"policy": "fixed"}}  # each round drafts, whether or not it pays on these cores
+CHAIN = ("--speculative-config", json.dumps(FIXED))
+TREE = ("--speculative-config", json.dumps({"num_steps": 4, "eagle_topk": 3, "num_draft_tokens": 13, **FIXED}))
 
 
 async def test_killing_stopping_and_restarting_the_hub_changes_no_token(smollm2: Path) -> None:

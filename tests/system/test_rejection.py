@@ -68,11 +68,12 @@ SHAPES = {
     "chain": {"num_speculative_tokens": 3},
     "tree": {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 9},
 }
+FIXED = {"length": {"policy": "fixed"}}  # each round drafts, whether or not it pays on these cores
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_a_killed_hub_ends_no_answer_and_changes_no_greedy_one(shape: str) -> None:
-    words = json.dumps({**SHAPES[shape], "rejection_sample_method": "rejection"})
+    words = json.dumps({**SHAPES[shape], **FIXED, "rejection_sample_method": "rejection"})
     with StarProcesses(TARGET, DRAFT, 1, target_options=("--speculative-config", words)) as star:
         async with httpx.AsyncClient(base_url=star.url, timeout=PATIENCE_S) as http:
             client = Client(http)
