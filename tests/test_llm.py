@@ -14,11 +14,13 @@ from starspec.observe.progress import ProgressBar
 TARGET = "synthetic:role=target,step_ms=0"
 DRAFT = "synthetic:role=draft,step_ms=0,alpha=0.8"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+FIXED = {"length": {"policy": "fixed"}}  # each round drafts, whether or not it pays
 SPECULATIVE = {
     "plain": None,
-    "ngram": {"method": "ngram", "num_speculative_tokens": 4},
-    "draft": {"model": DRAFT, "num_speculative_tokens": 4},
-    "long draft": {"model": DRAFT, "num_speculative_tokens": 16},
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4, **FIXED},
+    "draft": {"model": DRAFT, "num_speculative_tokens": 4, **FIXED},
+    "long draft": {"model": DRAFT, "num_speculative_tokens": 16, **FIXED},
+    "default lengths": {"model": DRAFT},
 }
 
 
@@ -26,7 +28,7 @@ def llm_of(name: str, **options: object) -> LLM:
     return LLM(TARGET, speculative_config=SPECULATIVE[name], max_model_len=256, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["ngram", "draft", "long draft"])
+@pytest.mark.parametrize("name", ["ngram", "draft", "long draft", "default lengths"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_draft_changes_no_token(name: str, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=24)

@@ -44,8 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def llm_of(folder: Path, draft: str = "none") -> LLM:
-    model = {"model": str(folder), "num_speculative_tokens": 4}
-    speculative = {"none": None, "itself": model, "ngram": {"method": "ngram", "num_speculative_tokens": 4}}[draft]
+    always = {"num_speculative_tokens": 4, "length": {"policy": "fixed"}}
+    drafts = {"itself": {"model": str(folder), **always}, "ngram": {"method": "ngram", **always}}
+    speculative = drafts.get(draft)
     return LLM(str(folder), speculative_config=speculative, dtype="float32", max_model_len=128)
 
 

@@ -16,7 +16,7 @@ from starspec.bench.claims import BATCH, BATCH_PAIR, BITS, EXACT, HEAD_BITS, HEA
 from starspec.bench.lossless import CHUNK, Contender, LosslessRow, PlainAnswers, compare_with_plain, num_turns
 from starspec.bench.random_drafts import RandomDrafts
 from starspec.bench.verify import VerifyReport, verify_pair
-from starspec.config import BATCHINGS, BatchingConfig, BatchingMethod, ModelConfig, SpeculativeConfig
+from starspec.config import BATCHINGS, FIXED_LENGTH, BatchingConfig, BatchingMethod, ModelConfig, SpeculativeConfig
 from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, own_prompts
 from starspec.harness.decode import JobResult
@@ -139,7 +139,7 @@ def test_near_ties_are_counted_in_the_reference(bench: Workbench, monkeypatch: p
 
 def test_verify_keeps_a_promise_with_a_real_model_in_bfloat16(tiny_folder: Path) -> None:
     target = ModelConfig(model=str(tiny_folder), num_rows=4, max_model_len=256)
-    draft = SpeculativeConfig(model=str(tiny_folder), quantization="int8", max_model_len=256)
+    draft = SpeculativeConfig(model=str(tiny_folder), quantization="int8", max_model_len=256, length=FIXED_LENGTH)
     report = verify_pair(target, draft, PROMPTS, 8, 4)
     assert [(row.contender, row.batch_size) for row in report.rows[:3]] == [("draft", 1), ("off", 4), ("draft", 4)]
     assert not report.mistakes
@@ -150,7 +150,9 @@ def test_verify_keeps_a_promise_with_a_real_model_in_bfloat16(tiny_folder: Path)
 def test_verify_tries_every_way_of_batching_also_at_batch_1(tiny_folder: Path) -> None:
     target = ModelConfig(model=str(tiny_folder), dtype="float32", num_rows=4, max_model_len=256)
     batchings = [BatchingConfig(method="ragged"), BatchingConfig(method="eqspec")]
-    report = verify_pair(target, SpeculativeConfig(method="ngram"), PROMPTS[:2], 4, 1, batchings=batchings)
+    report = verify_pair(
+        target, SpeculativeConfig(method="ngram", length=FIXED_LENGTH), PROMPTS[:2], 4, 1, batchings=batchings
+    )
     assert [(row.batching, row.batch_size) for row in report.rows[:2]] == [("ragged", 1), ("eqspec", 1)]
     assert report.promised == report.rows
 
@@ -200,10 +202,10 @@ def test_padded_batches_promise_the_same_tokens_in_float32_alone(dtype: str, num
 def test_verify_leaves_out_what_does_not_fit_and_says_how_much(tiny_folder: Path) -> None:
     target = ModelConfig(model=str(tiny_folder), num_rows=2, max_model_len=60)
     prompts = [Prompt("short", "continued", "a word"), Prompt("long", "continued", "a word " * 60)]
-    report = verify_pair(target, SpeculativeConfig(method="ngram"), prompts, 4, 1)
+    report = verify_pair(target, SpeculativeConfig(method="ngram", length=FIXED_LENGTH), prompts, 4, 1)
     assert (report.num_left_out, report.rows[0].num_prompts) == (1, 1)
     with pytest.raises(ConfigError, match="none of the 1 prompts has at most 56 tokens"):
-        verify_pair(target, SpeculativeConfig(method="ngram"), prompts[1:], 4, 1)
+        verify_pair(target, SpeculativeConfig(method="ngram", length=FIXED_LENGTH), prompts[1:], 4, 1)
 
 
 @pytest.mark.parametrize("max_model_len", [2, 5, 11])
@@ -214,7 +216,7 @@ def test_a_context_shorter_than_the_probe_is_measured_too(tiny_folder: Path, max
 
 def test_verify_promises_nothing_with_fast_numerics(tiny_folder: Path) -> None:
     target = ModelConfig(model=str(tiny_folder), numerics="fast", num_rows=2, max_model_len=256)
-    ngram = SpeculativeConfig(method="ngram")
+    ngram = SpeculativeConfig(method="ngram", length=FIXED_LENGTH)
     report = verify_pair(target, ngram, PROMPTS[:2], 4, 1)
     assert not report.is_promised
     assert [row.contender for row in report.rows] == ["ngram"] * 3

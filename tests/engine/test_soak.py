@@ -16,7 +16,7 @@ from toy import WordTokenizer
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))  # for `tiny`
 from tiny import VOCAB_SIZE, make_config, make_info, make_model
 
-from starspec.config import BATCHINGS, BatchingConfig, BatchingMethod, ModelConfig, SpeculativeConfig
+from starspec.config import BATCHINGS, FIXED_LENGTH, BatchingConfig, BatchingMethod, ModelConfig, SpeculativeConfig
 from starspec.engine.batching import PARTS, lay_out
 from starspec.engine.drafts import NgramDrafts
 from starspec.engine.engine import TargetEngine
@@ -120,7 +120,9 @@ def test_every_other_way_of_batching_frees_all_rows(method: BatchingMethod) -> N
 
 def test_a_target_and_its_hub_forget_whom_they_served() -> None:
     config = ModelConfig(model="synthetic:role=target,step_ms=0", max_model_len=256, num_rows=BATCH_SIZE)
-    speculative = SpeculativeConfig(model="synthetic:role=draft,step_ms=0,alpha=0.8", num_speculative_tokens=4)
+    speculative = SpeculativeConfig(
+        model="synthetic:role=draft,step_ms=0,alpha=0.8", num_speculative_tokens=4, length=FIXED_LENGTH
+    )
     runner, tokenizer, stats = load_runner(config), load_tokenizer(config.model), TargetStats()
     local = LocalHub(config, runner.info, speculative, tokenizer)
     drafts = local.drafts(make_policy(speculative, BATCH_SIZE), stats)

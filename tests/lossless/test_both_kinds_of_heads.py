@@ -14,14 +14,14 @@ from typing import Literal, NamedTuple
 import pytest
 from predictable import write_eagle1_reader, write_reader, write_target
 
-from starspec.config import ModelConfig, SampleMethod, SpeculativeConfig
+from starspec.config import FIXED_LENGTH, ModelConfig, SampleMethod, SpeculativeConfig
 from starspec.engine.drafts import NoDrafts
 from starspec.harness.decode import Job, JobResult, decode, make_engine
 from starspec.harness.workbench import Workbench
 from starspec.sampling.spec import SamplingSpec
 
 NUM_TOKENS = 40
-CHAIN = SpeculativeConfig(num_speculative_tokens=3, max_model_len=128)
+CHAIN = SpeculativeConfig(num_speculative_tokens=3, max_model_len=128, length=FIXED_LENGTH)
 SHAPES = {"chain": CHAIN, "tree": replace(CHAIN, num_steps=3, eagle_topk=2, num_draft_tokens=9)}
 SAMPLINGS = {
     "greedy": SamplingSpec(temperature=0.0, frequency_penalty=0.4),

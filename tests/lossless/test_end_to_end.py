@@ -16,7 +16,7 @@ from starspec.bench.baseline import TransformersBaseline
 from starspec.bench.claims import CHAIN, MAX_MODEL_LEN, NUM_DRAFT_TOKENS, NUM_ROWS, TREE
 from starspec.bench.lossless import Contender, LosslessRow, PlainAnswers, compare_with_plain
 from starspec.bench.random_drafts import RandomDrafts, RandomTrees
-from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.config import FIXED_LENGTH, ModelConfig, SpeculativeConfig
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.harness.datasets import CONTINUED, own_prompts, spread
 from starspec.harness.decode import Job, decode, make_engine
@@ -44,7 +44,9 @@ class Subject:
         hub = LocalHub(bench.config, bench.runner.info, replace(CHAIN, model=bench.config.model), bench.tokenizer)
         self.drafts: dict[str, Drafts] = {
             "off": NoDrafts(),
-            "ngram": bench.drafts(SpeculativeConfig(method="ngram", num_speculative_tokens=NUM_DRAFT_TOKENS)),
+            "ngram": bench.drafts(
+                SpeculativeConfig(method="ngram", num_speculative_tokens=NUM_DRAFT_TOKENS, length=FIXED_LENGTH)
+            ),
             "int4 self": hub.drafts(make_policy(CHAIN), TargetStats()),
             "int4 tree": hub.drafts(make_policy(TREE), TargetStats()),
             "liar": RandomDrafts(vocab_size, NUM_DRAFT_TOKENS, seed=1),

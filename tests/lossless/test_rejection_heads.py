@@ -18,7 +18,7 @@ from scipy import stats
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.config import FIXED_LENGTH, ModelConfig, SpeculativeConfig
 from starspec.draft_methods import DraftMethod
 from starspec.harness.decode import Job, decode, make_engine
 from starspec.harness.workbench import Workbench
@@ -31,7 +31,9 @@ NUM_ANSWERS = 1200  # of each test; 600 do not show a lie clearly
 NUM_TOKENS = 3
 PROMPT = (5, 17, 40, 3)
 TEMPERATURE = 0.8
-CHAIN = SpeculativeConfig(num_speculative_tokens=2, max_model_len=64, rejection_sample_method="rejection")
+CHAIN = SpeculativeConfig(
+    num_speculative_tokens=2, max_model_len=64, rejection_sample_method="rejection", length=FIXED_LENGTH
+)
 SHAPES = {"chain": CHAIN, "tree": replace(CHAIN, num_steps=2, eagle_topk=2, num_draft_tokens=5)}
 SAYABLE = tuple(token_id for token_id in range(SIZE) if token_id % 3)
 WRITERS: dict[DraftMethod, Callable[[Path], Path]] = {

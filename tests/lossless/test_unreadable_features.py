@@ -28,6 +28,8 @@ def test_a_head_whose_features_are_too_large_for_it_is_not_waited_for(tmp_path: 
 
 
 def answer(target: Path, head: Path | None = None):
-    speculative = {"speculative_config": {"model": str(head), "method": "eagle"}} if head else {}
+    speculative = (
+        {"speculative_config": {"model": str(head), "method": "eagle", "length": {"policy": "fixed"}}} if head else {}
+    )
     llm = LLM(model=str(target), dtype="float32", max_num_seqs=2, max_model_len=128, num_threads=1, **speculative)
     return llm.generate([PROMPT], GREEDY)[0]

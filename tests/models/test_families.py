@@ -105,11 +105,12 @@ def test_drafts_change_no_token(family, plain, tmp_path, save_with_tokenizer):
     folder = str(save_with_tokenizer(plain, tmp_path))
     prompts = [tokens(30, seed=3), tokens(4, seed=4) * 6, tokens(1)]
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    fixed = {"length": {"policy": "fixed"}}  # each round drafts, whether or not it pays
     speculative = (
         None,
-        {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
-        {"model": folder, "num_speculative_tokens": 3},
-        {"model": folder, "num_speculative_tokens": 3, "eagle_topk": 2},
+        {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, **fixed},
+        {"model": folder, "num_speculative_tokens": 3, **fixed},
+        {"model": folder, "num_speculative_tokens": 3, "eagle_topk": 2, **fixed},
     )
     for config in speculative:
         options = {"dtype": "float32", "max_model_len": MAX_LEN, "numerics": "fast", "max_num_seqs": 2}
