@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn.server
 from openai import AsyncOpenAI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -321,6 +322,21 @@ async def start_gateway(model_folder: Path, make_target: Callable[[str], ToyTarg
 async def gateway(start_gateway: StartGateway) -> RunningGateway:
     """One gateway over one target."""
     return await start_gateway()
+
+
+class _QuickAsyncio:
+    """asyncio, but one in which uvicorn's pauses are short: it looks every 100 ms whether it has to stop."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 20)
+
+
+@pytest.fixture(autouse=True)
+def _uvicorn_stops_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn.server, "asyncio", _QuickAsyncio())
 
 
 @pytest.fixture(autouse=True)
