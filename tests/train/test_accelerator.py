@@ -20,12 +20,14 @@ LIMIT_S = 240.0
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 def test_a_head_trained_on_another_device_is_the_one_trained_on_the_cpu(target_folder, prompt_file, tmp_path, method):
     options = ["--method", method, "--draft-vocab-size", "64", "--dtype", "float32", "--ttt-steps", "2"]
-    for steps in ("4", "6"):  # the second start takes up the first one's state
-        more = [*options, "--steps", steps]
-        command = [sys.executable, str(SCRIPT), str(target_folder), str(prompt_file), str(tmp_path / "there"), *more]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        assert done.returncode == 0, done.stderr
-        assert train(target_folder, prompt_file, tmp_path / "here", *more) == 0
+    options += ["--num-tokens", "200"]
+    starts = ("4", "6")  # the second one takes up the first one's state
+    given = [str(target_folder), str(prompt_file), str(tmp_path / "there"), ",".join(starts), *options]
+    command = [sys.executable, str(SCRIPT), *given]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    for steps in starts:
+        assert train(target_folder, prompt_file, tmp_path / "here", *options, "--steps", steps) == 0
     here, there = (
         {"report": report_of(tmp_path / name), "head": read_head(tmp_path / name)} for name in ("here", "there")
     )

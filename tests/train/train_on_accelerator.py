@@ -1,4 +1,7 @@
-"""`starspec train` on a device that is not the CPU: `python train_on_accelerator.py TARGET PROMPTS OUT [OPTION...]`."""
+"""`starspec train` on a device that is not the CPU: `python train_on_accelerator.py TARGET PROMPTS OUT STEPS [OPTION...]`.
+
+STEPS are those of each start, as in "4,6": a later one takes up the state of an earlier one.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,12 @@ def main() -> int:
     with Crossing():
         check_refusal()
     load.take_device = features.take_device = lambda _: torch.device(NAME)  # type: ignore[attr-defined]
-    target, prompts, out, *options = sys.argv[1:]
+    target, prompts, out, starts, *options = sys.argv[1:]
     with Crossing():
-        return train(Path(target), Path(prompts), Path(out), "--device", "cuda", *options)
+        for steps in starts.split(","):
+            if code := train(Path(target), Path(prompts), Path(out), "--device", "cuda", "--steps", steps, *options):
+                return code
+    return 0
 
 
 def check_refusal() -> None:
