@@ -1,5 +1,6 @@
 """What every test stands on: no network for models, one torch thread, the same examples every run."""
 
+import gc
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub, which reads it once
@@ -21,11 +22,23 @@ torch.set_num_threads(1)
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
+gc.disable()
+
 # Hypothesis also draws the constants of the modules that are loaded: all of them, or examples would depend on what else
 # a worker runs.
 for module in walk_packages(starspec.__path__, "starspec."):
     if not module.name.endswith("__main__"):
         import_module(module.name)
+
+# What is imported stays. To look for garbage among its million objects again and again would take a tenth of the time.
+gc.freeze()
+gc.enable()
+
+
+def pytest_collection_finish() -> None:
+    """All test modules are imported now, too."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

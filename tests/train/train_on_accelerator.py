@@ -1,4 +1,4 @@
-"""`starspec train` on a device that is not the CPU: `python train_on_accelerator.py TARGET PROMPTS OUT STEPS [OPTION...]`.
+"""`starspec train` on a device that is not the CPU: `train_on_accelerator.py TARGET PROMPTS OUT STEPS [OPTION...]`.
 
 STEPS are those of each start, as in "4,6": a later one takes up the state of an earlier one.
 """

@@ -309,7 +309,7 @@ def test_a_report_too_large_for_a_frame_is_dropped_and_the_hub_goes_on(star) -> 
 
 
 def test_a_hub_without_sockets_left_refuses_the_next_target_and_serves_the_others(star) -> None:
-    hub = star.hub(max_targets=64)
+    hub = star.hub(max_targets=64, lease_s=1.0)  # after so long a refused target asks again
     held = [star.connected(hub.endpoint, f"t{number}") for number in range(3)]
     hub.transport._context.socket = _no_socket
     late = star.target(hub.endpoint, "late")
