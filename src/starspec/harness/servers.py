@@ -107,9 +107,17 @@ class StarspecServer(ServerCommand):
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Stop the server; kill it after STOP_S. Returns: the exit code."""
+        self.ask_to_end(number)
+        return self.wait_ended()
+
+    def ask_to_end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Signal the server, also if it is stopped."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.send_signal(number)
+
+    def wait_ended(self) -> int:
+        """Kill the server if it has not ended after STOP_S. Returns: the exit code."""
         try:
             return self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -169,9 +177,13 @@ class StarProcesses:
         self.hub.wait_ready()
 
     def end(self) -> None:
-        """Stop every process, the hub last."""
-        for each in reversed(self._servers):
-            each.end()
+        """Stop every process: first all that use the hub, at once, then the hub."""
+        of_hub = [each for each in self._servers if each is not self.hub]
+        for each in of_hub:
+            each.ask_to_end()
+        for each in of_hub:
+            each.wait_ended()
+        self.hub.end()
         self._servers = []
 
     def __enter__(self) -> Self:
