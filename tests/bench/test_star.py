@@ -150,8 +150,8 @@ def test_a_star_of_any_models_is_served_beside_what_its_step_times_predict() -> 
         max_tokens=24,
         num_repeats=1,
         warm_up_s=0.2,
-        seconds=1.0,
-        predicted_seconds=1.0,
+        seconds=0.5,
+        predicted_seconds=0.5,
     )
     turns: list[str] = []
     report = measure_real_star(target, draft, own_prompts(), plan, turns.append)
@@ -173,7 +173,7 @@ def test_a_head_drafts_for_a_star_too(headed: tuple[str, str]) -> None:
         max_tokens=24,
         num_repeats=1,
         warm_up_s=0.3,
-        seconds=1.5,
+        seconds=1.0,
         predicted_seconds=0.5,
     )
     _, single, batched = measure_real_star(target, head, own_prompts(), plan, lambda _: None).rows
