@@ -28,10 +28,10 @@ SOURCES := src tests examples benchmarks
 demo: models
 	$(BIN)/python examples/demo.py $(if $(RECEIPT),--json $(RECEIPT))
 
-# System tests depend on real time, so they run apart from the others. Waiting threads do not spin: other processes need
-# the core.
+# System tests depend on real time, so they run apart from the others, which compute all the time. Beside each other they
+# mostly wait. Waiting threads do not spin: other processes need the core.
 test: models
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m system --durations=10
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m system -n 2 --dist worksteal --durations=10
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not system and not vllm" -n 2 --dist worksteal --durations=20
 
 # No other make target includes this one: the environment takes 3 GB.
