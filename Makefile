@@ -22,7 +22,7 @@ VLLM_VERSION := 0.32.0
 PARTS ?= exact sampled bits head-exact head-bits batch $(if $(TARGET),pair batch-pair)
 SOURCES := src tests examples benchmarks
 
-.PHONY: demo test test-vllm check certify models format clean
+.PHONY: demo test test-vllm check lint types claims certify models format clean
 .DEFAULT_GOAL := test
 
 demo: models
@@ -38,10 +38,16 @@ test: models
 test-vllm: models $(VLLM_INSTALLED)
 	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python VLLM_RECEIPT=$(RECEIPT) $(BIN)/python -m pytest -m vllm tests/integrations
 
-check: $(INSTALLED)
+check: lint types claims
+
+lint: $(INSTALLED)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
+
+types: $(INSTALLED)
 	$(BIN)/mypy
+
+claims: $(INSTALLED)
 	$(BIN)/python -m pytest tests/test_import_direction.py tests/test_ownership.py tests/test_public_api.py \
 		tests/wire/test_diagram.py tests/test_docs.py
 
