@@ -60,9 +60,14 @@ def answers_of(bench: Workbench, sampling: str, shape: str, head: Head, rule: Sa
     return answers
 
 
-def plain_answers(bench: Workbench, sampling: str) -> list[list[int]]:
+@pytest.fixture(scope="module")
+def plain(bench: Workbench) -> dict[str, list[list[int]]]:
+    """The answers of plain decoding alone, of each way of sampling."""
     engine = make_engine(bench.runner, bench.tokenizer, NoDrafts())
-    return [answer.token_ids for answer in decode(engine, jobs_of(sampling), batch_size=1)]
+    return {
+        sampling: [answer.token_ids for answer in decode(engine, jobs_of(sampling), batch_size=1)]
+        for sampling in SAMPLINGS
+    }
 
 
 def jobs_of(sampling: str) -> list[Job]:
@@ -72,15 +77,19 @@ def jobs_of(sampling: str) -> list[Job]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_coupled_drafts_of_a_head_change_no_token(bench: Workbench, head: Head, sampling: str, shape: str) -> None:
+def test_coupled_drafts_of_a_head_change_no_token(
+    bench: Workbench, plain: dict[str, list[list[int]]], head: Head, sampling: str, shape: str
+) -> None:
     answers = answers_of(bench, sampling, shape, head, "coupled")
-    assert [answer.token_ids for answer in answers] == plain_answers(bench, sampling)
+    assert [answer.token_ids for answer in answers] == plain[sampling]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rejection_changes_no_greedy_token_with_a_head(bench: Workbench, head: Head, shape: str) -> None:
+def test_rejection_changes_no_greedy_token_with_a_head(
+    bench: Workbench, plain: dict[str, list[list[int]]], head: Head, shape: str
+) -> None:
     answers = answers_of(bench, "greedy", shape, head, "rejection")
-    assert [answer.token_ids for answer in answers] == plain_answers(bench, "greedy")
+    assert [answer.token_ids for answer in answers] == plain["greedy"]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
