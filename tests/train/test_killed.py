@@ -18,8 +18,8 @@ from starspec.train.answer_files import read_answers
 pytestmark = pytest.mark.system
 
 LIMIT_S = 120.0
-NUM_PROMPTS = 300
-PLAN = ["--num-tokens", "4000", "--max-new-tokens", "16", "--batch", "2", "--num-threads", "2", "--steps", "1"]
+NUM_PROMPTS = 150
+PLAN = ["--num-tokens", "2000", "--max-new-tokens", "16", "--batch", "2", "--num-threads", "2", "--steps", "1"]
 
 
 @pytest.fixture
