@@ -171,7 +171,7 @@ class HubIoLoop:
             self._poller.register(link.socket, zmq.POLLIN)
 
     def _check(self, now: float) -> None:
-        self._public_port.end_links_of_removed_keys(self._links.values())
+        self._public_port.check(self._links.values())
         for link in self._links.values():
             link.check(now)
             link.share_work(len(self._links))

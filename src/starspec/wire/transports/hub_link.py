@@ -21,11 +21,12 @@ from starspec.policy.peer_limits import (
     spared_by_features,
     work_of,
 )
-from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
+from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import Fault, Features, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
 from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
-from starspec.wire.transports.sockets import GOODBYE_MS, LOST, Socket, SocketMonitor
+from starspec.wire.transports.sockets import GOODBYE_MS, LOST, Socket, SocketMonitor, multiparts
+from starspec.wire.transports.unread import Unread
 
 ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port
 READ_BURST: Final = 64  # multiparts of one target before the next target is read
@@ -74,7 +75,8 @@ class HubLink:
         self.used_at = now  # when the target opened a tag to get drafts, or got some, last
         self._allowance = Allowance(WORK_PER_S, WORK_BURST)
         self.has_sent_too_much = False  # more than its allowance, when it was read last
-        self._monitor = SocketMonitor(socket, LOST)
+        self._monitor = SocketMonitor(socket, LOST | zmq.EVENT_ACCEPTED)
+        self._unread = Unread(socket)
         self._identity = terms.link_id.encode()
         self._decoder: Decoder[TargetToHub] = Decoder(TargetToHub, hello.vocab_size, max_len=max_len)
         self._stats = stats
@@ -91,7 +93,7 @@ class HubLink:
         arrivals: list[Arrival] = []
         for _ in range(READ_BURST):
             try:
-                identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                identity, frames = self._read_one()
             except zmq.Again:
                 break
             try:
@@ -111,7 +113,7 @@ class HubLink:
         return arrivals
 
     def write(self, frames: Sequence[bytes], num_drafts: int, now: float) -> bool:
-        """Send frames without waiting, in multiparts of at most MAX_MESSAGES.
+        """Send frames without waiting, as `multiparts`.
 
         Args:
             num_drafts: how many of them are proposals with draft tokens.
@@ -120,8 +122,7 @@ class HubLink:
         if num_drafts:
             self.used_at = now
         self._allowance.owe(DRAFT_WORK * num_drafts)
-        starts = range(0, len(frames), MAX_MESSAGES)
-        return all(self._send(self._identity, frames[start : start + MAX_MESSAGES]) for start in starts)
+        return all(self._send(self._identity, multipart) for multipart in multiparts(frames))
 
     def share_work(self, num_links: int) -> None:
         """The targets of so many links share what may be sent unasked."""
@@ -138,10 +139,19 @@ class HubLink:
         return self._welcome
 
     def check(self, now: float) -> None:
-        """Notice a broken connection or an expired lease. Effects: may end the link (`left`)."""
+        """Notice a broken connection or an expired lease. End connections that send what can never be read.
+
+        Effects: may end the link (`left`).
+        """
         if self._is_probe_due and self._link.state is LinkState.CONNECTED:
             self._probe()
-        self._is_probe_due = any(True for _ in self._monitor.events())
+        self._is_probe_due = False
+        for event, value in self._monitor.events():
+            if event == zmq.EVENT_ACCEPTED:
+                self._unread.add(value)
+            else:
+                self._is_probe_due = True
+        self._stats.num_frames_rejected += self._unread.look()
         if self._link.state is LinkState.ATTACHING and now - self._heard_at > ATTACH_S:
             self.end("did not connect to its port")
         elif self._link.state is LinkState.CONNECTED and now - self._heard_at > self._welcome.lease_s:
@@ -183,6 +193,15 @@ class HubLink:
         """A target that comes and goes can cause these lines as often as the hub greets newcomers."""
         why = {} if reason is None else {"reason": reason}
         self._log_limit.log(log.info, event, target=self.hello.target_id, link=self.link_id, **why)
+
+    def _read_one(self) -> tuple[bytes, list[bytes]]:
+        """The identity and the frames of one multipart. Raises: zmq.Again if nothing has arrived."""
+        identity = self.socket.recv(zmq.NOBLOCK)
+        if not self.socket.getsockopt(zmq.RCVMORE):
+            return identity, []
+        first = self.socket.recv(zmq.NOBLOCK, copy=False)
+        self._unread.hear(first)
+        return identity, [first.bytes, *(self.socket.recv_multipart(zmq.NOBLOCK) if first.more else [])]
 
     def _accept(self, message: TargetToHub, now: float, arrivals: list[Arrival]) -> None:
         self._heard_at = now

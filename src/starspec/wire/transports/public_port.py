@@ -36,7 +36,8 @@ from starspec.wire.messages import (
 )
 from starspec.wire.transports.base import Admit, HubTransportStats, Report
 from starspec.wire.transports.hub_link import READ_BURST, HubLink
-from starspec.wire.transports.sockets import Context, Socket, bind, make_socket
+from starspec.wire.transports.sockets import Context, Socket, SocketMonitor, bind, make_socket
+from starspec.wire.transports.unread import Unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,8 @@ class PublicPort:
         chance: random.Random | None = None,
     ) -> None:
         self.socket = socket
+        self._monitor = SocketMonitor(socket, zmq.EVENT_ACCEPTED)
+        self._unread = Unread(socket)
         self._ports = ports
         self._admit = admit
         self._report = report
@@ -145,14 +148,23 @@ class PublicPort:
                 first, *rest = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
+            if rest:
+                self._unread.hear(rest[0])
             sender = self._sender(first)
             reply = self._answer(sender, [frame.bytes for frame in rest], held, now)
             if reply is not None:
                 self._send(sender.peer, reply)
         return held[num_before:]
 
-    def end_links_of_removed_keys(self, links: Iterable[HubLink]) -> None:
-        """End the links whose key is no longer in the folder."""
+    def check(self, links: Iterable[HubLink]) -> None:
+        """End the links whose key is no longer in the folder, and connections that send what can never be read."""
+        for event, value in self._monitor.events():
+            if event == zmq.EVENT_ACCEPTED:
+                self._unread.add(value)
+        self._stats.num_frames_rejected += self._unread.look()
+        self._end_links_of_removed_keys(links)
+
+    def _end_links_of_removed_keys(self, links: Iterable[HubLink]) -> None:
         if self._callers is None:
             return
         for link in links:
@@ -161,7 +173,7 @@ class PublicPort:
 
     def close(self) -> None:
         """Close the public port."""
-        self.socket.close()
+        self._monitor.close()
 
     def _sender(self, identity: zmq.Frame) -> _Sender:
         """Who sent something. The owner of a key that a role shares is told by its address."""

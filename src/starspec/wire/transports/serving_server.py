@@ -33,6 +33,7 @@ from starspec.wire.messages import (
 from starspec.wire.messages.base import RequestName
 from starspec.wire.transports.serving_inbox import ServingInbox
 from starspec.wire.transports.sockets import GOODBYE_MS, Context, bind, make_socket
+from starspec.wire.transports.unread import UnreadGuard
 
 READ_BURST: Final = 256  # multiparts read before the engine goes on
 
@@ -85,14 +86,15 @@ class ServingServer:
                 self._callers = Callers(keys)
                 CurveAuthenticator(self._context, self._callers, self._audit, clock)
             self.port = bind(self._socket, host, port, "the target")
+            self._unread = UnreadGuard(self._socket)
         except BaseException:
             self.close()
             raise
 
     @property
     def num_frames_rejected(self) -> int:
-        """Frames that broke the protocol, or were too many."""
-        return self._num_rejected + self._inbox.num_dropped
+        """Frames that broke the protocol, or were too many; and connections that ended for what was never whole."""
+        return self._num_rejected + self._inbox.num_dropped + self._unread.num_cut
 
     def receive(self, timeout_s: float) -> list[tuple[PeerId, GatewayToTarget]]:
         """Return (gateway, message) pairs; those of one gateway in order of arrival.
@@ -158,6 +160,7 @@ class ServingServer:
                 return
             if not rest:
                 continue
+            self._unread.hear(rest[0])
             num_left -= len(rest)
             peer, key_name = PeerId(first.bytes), "" if self._callers is None else key_name_of(rest[0])
             if self._inbox.note(peer, key_name) and key_name:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import zmq
@@ -12,12 +12,17 @@ from zmq.utils.monitor import recv_monitor_message
 
 from starspec.config.network import check_host
 from starspec.errors import ConfigError
+from starspec.wire.codec import MAX_MESSAGES
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 S = TypeVar("S", bound=zmq.Socket[Any])
 
-HIGH_WATER: Final = 512  # multiparts queued in either direction of one connection
+HIGH_WATER: Final = 512  # multiparts queued to be sent over one connection; a ROUTER drops what is beyond it
+# Multiparts that arrived over one connection and were not read. At the bound ZeroMQ reads no further, so what is sent
+# waits at its sender; if that lasts as long as HEARTBEAT_TIMEOUT_MS, no heartbeat is answered and the connection ends.
+RECEIVE_HIGH_WATER: Final = 32
+MAX_MULTIPART_BYTES: Final = 2 * 2**20  # that an honest peer sends at once, if it has more than one frame
 HEARTBEAT_MS: Final = 500  # ZMTP ping of an idle connection
 HEARTBEAT_TIMEOUT_MS: Final = 2000  # a connection silent for longer is dropped: a stopped or unplugged peer
 HANDSHAKE_MS: Final = 2000  # for a peer that accepts a connection and then sends nothing
@@ -49,7 +54,7 @@ def set_limits(socket: S, max_frame_bytes: int, silence_ms: int = HEARTBEAT_TIME
     Returns: the socket.
     """
     socket.linger = 0
-    socket.sndhwm = socket.rcvhwm = HIGH_WATER
+    socket.sndhwm, socket.rcvhwm = HIGH_WATER, RECEIVE_HIGH_WATER
     socket.maxmsgsize = max_frame_bytes
     socket.handshake_ivl = HANDSHAKE_MS
     socket.tcp_keepalive = 1
@@ -79,9 +84,26 @@ def bind(socket: Socket, host: str, port: int, what: str) -> int:
         socket.bind(f"tcp://{address}:{port or '*'}")
     except zmq.ZMQError as error:
         raise ConfigError(_why_not_bound(error, host, port, what)) from error
+    return port_of(socket)
+
+
+def port_of(socket: Socket) -> int:
+    """The port to which a socket was bound."""
     endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)
     return int(endpoint.rstrip(b"\0").rsplit(b":", 1)[1])
+
+
+def multiparts(frames: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """The frames in multiparts of at most MAX_MESSAGES frames and MAX_MULTIPART_BYTES, unless a frame is longer."""
+    start = num_bytes = 0
+    for stop, frame in enumerate(frames):
+        if stop > start and (stop - start == MAX_MESSAGES or num_bytes + len(frame) > MAX_MULTIPART_BYTES):
+            yield frames[start:stop]
+            start, num_bytes = stop, 0
+        num_bytes += len(frame)
+    if start < len(frames):
+        yield frames[start:]
 
 
 def check_free(host: str, port: int, what: str) -> None:

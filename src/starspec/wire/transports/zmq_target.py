@@ -26,7 +26,7 @@ from starspec.policy.reconnecting import (
     after_refusal_s,
     keep_alive_s,
 )
-from starspec.wire.codec import MAX_MESSAGES, Decoder, encode
+from starspec.wire.codec import Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import (
@@ -43,7 +43,7 @@ from starspec.wire.messages import (
     Welcome,
 )
 from starspec.wire.transports.hub_inbox import HubInbox
-from starspec.wire.transports.sockets import GOODBYE_MS, REFUSED_KEY_RETRY_S, host_of
+from starspec.wire.transports.sockets import GOODBYE_MS, REFUSED_KEY_RETRY_S, host_of, multiparts
 from starspec.wire.transports.target_sockets import SocketFactory, TargetSocket, why_handshake_failed
 
 MAX_PUBLIC_ANSWER_BYTES: Final = 16 * 1024  # of the hub's public port; a Welcome names the draft
@@ -137,8 +137,8 @@ class ZmqTarget:
                 frames.append(frame)
                 self._inbox.note_sent(message)
         assert self._own is not None
-        for start in range(0, len(frames), MAX_MESSAGES):
-            if not self._own.send(frames[start : start + MAX_MESSAGES]):
+        for multipart in multiparts(frames):
+            if not self._own.send(multipart):
                 self._lose("the hub does not read", self._clock())
                 return
 

@@ -1,0 +1,194 @@
+"""What one connection can make its server hold: real sockets, and a peer that speaks ZMTP by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from starspec.ids import Tag
+from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, encode
+from starspec.wire.messages import Features, Ping, Pong, Welcome
+from starspec.wire.transports import unread
+from starspec.wire.transports.serving_server import ServingServer
+from starspec.wire.transports.sockets import MAX_MULTIPART_BYTES, RECEIVE_HIGH_WATER, bind, make_socket, multiparts
+
+pytestmark = pytest.mark.system
+PATIENCE_S = 20.0
+LARGE = 900_000  # bytes of a frame
+
+
+@pytest.fixture
+def server() -> Iterator[ServingServer]:
+    server = ServingServer("127.0.0.1", 0)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def dealer() -> Iterator[zmq.Socket]:
+    with zmq.Context() as context, make_socket(context, zmq.DEALER, MAX_FRAME_BYTES) as dealer:
+        yield dealer
+
+
+class HandMade:
+    """A ZMTP 3.0 connection without keys that can begin a multipart and not end it, which ZeroMQ's own cannot."""
+
+    def __init__(self, port: int, identity: bytes) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+        self.socket.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+        num_left = 64  # of the server's greeting
+        while num_left:
+            num_left -= len(self.socket.recv(num_left))
+        properties = b"".join(
+            bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
+            for name, value in ((b"Socket-Type", b"DEALER"), (b"Identity", identity))
+        )
+        ready = b"\x05READY" + properties
+        self.socket.sendall(b"\x04" + bytes([len(ready)]) + ready)
+
+    def __enter__(self) -> HandMade:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send_until_cut(self, frame: bytes, num_bytes: int, meanwhile: Callable[[], None] = lambda: None) -> bool:
+        """Send one endless multipart. Returns: whether the connection ended before so many bytes had left."""
+        part, num_sent = b"\x03" + struct.pack(">Q", len(frame)) + frame, 0
+        try:
+            while num_sent < num_bytes:
+                self.socket.sendall(part)
+                num_sent += len(part)
+                meanwhile()
+        except ConnectionError:
+            return True
+        return False
+
+
+@pytest.fixture
+def little(monkeypatch) -> int:
+    """A bound that tests reach soon."""
+    monkeypatch.setattr(unread, "MAX_UNREAD_BYTES", 4 * 2**20)
+    return 400 * 2**20
+
+
+def test_a_gateway_whose_multipart_never_ends_is_cut_even_while_the_target_computes(server, little: int) -> None:
+    with HandMade(server.port, b"endless") as peer:
+        assert peer.send_until_cut(bytes(LARGE), little)
+    assert server.receive(0.0) == []
+    assert server.num_frames_rejected == 1
+
+
+def test_a_target_whose_multipart_never_ends_loses_its_link(star, little: int) -> None:
+    hub = star.hub()
+    honest = star.connected(hub.endpoint, "honest")
+    raw = star.raw(hub.endpoint)
+    welcome = raw.greet()
+    assert isinstance(welcome, Welcome)
+    with HandMade(welcome.port, welcome.link_id.encode()) as peer:
+        part = encode(Ping(0))
+        peer.socket.sendall(b"\x00" + bytes([len(part)]) + part)
+        star.until(lambda: hub.events_of("raw"), honest)
+        assert peer.send_until_cut(bytes(LARGE), little)
+    star.until(lambda: len(hub.events_of("raw")) == 2, honest)
+    assert honest.is_connected
+
+
+def test_a_second_connection_to_a_port_hides_no_endless_multipart(star, little: int) -> None:
+    hub = star.hub()
+    target = star.connected(hub.endpoint)
+    assert target.welcome is not None
+    with HandMade(target.welcome.port, b"another") as peer:
+
+        def go_on() -> None:
+            target.send([Ping(1)])
+            target.receive(0.0)
+
+        assert peer.send_until_cut(bytes(LARGE), little, go_on)
+    target.send([Ping(2)])
+    star.until(lambda: Pong(2) in target.receive(0.01))
+    assert target.num_connects == 1, "its own messages were read, so nothing of it was unread"
+
+
+def test_the_public_port_cuts_what_never_ends(star, little: int) -> None:
+    hub = star.hub()
+    with HandMade(int(hub.endpoint.rsplit(":", 1)[1]), b"stranger") as peer:
+        assert peer.send_until_cut(bytes(4000), little)
+    star.connected(hub.endpoint)
+
+
+def test_of_large_frames_that_nobody_reads_few_are_accepted_and_none_is_lost(dealer) -> None:
+    with zmq.Context() as context, make_socket(context, zmq.ROUTER, MAX_FRAME_BYTES) as router:
+        port = bind(router, "127.0.0.1", 0, "the test")
+        dealer.sndhwm, dealer.sndtimeo = 1, 300
+        dealer.connect(f"tcp://127.0.0.1:{port}")
+        kernel = sum(map(_largest, ("/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem")))
+        num_accepted = 0
+        with contextlib.suppress(zmq.Again):
+            while num_accepted < 500:
+                dealer.send(b"%d" % num_accepted + bytes(LARGE))
+                num_accepted += 1
+        assert num_accepted <= RECEIVE_HIGH_WATER + kernel // LARGE + 3
+        for number in range(num_accepted):
+            assert router.poll(int(PATIENCE_S * 1000))
+            assert router.recv_multipart()[1] == b"%d" % number + bytes(LARGE)
+
+
+def _largest(path: str) -> int:
+    return int(Path(path).read_text().split()[-1])
+
+
+def test_features_far_beyond_the_queue_arrive_in_order_and_cost_no_link(star) -> None:
+    hub = star.hub()
+    target = star.connected(hub.endpoint)
+    many = [Features(Tag(1), start, 1, os.urandom(MAX_FRAME_BYTES // 2)) for start in range(180)]
+    for start in range(0, len(many), 60):  # as three tags that are opened at once
+        target.send(many[start : start + 60])
+    star.until(lambda: sum(isinstance(each, Features) for each in hub.messages_of("t")) == len(many), target)
+    assert [each for each in hub.messages_of("t") if isinstance(each, Features)] == many
+    assert target.num_connects == 1
+    assert target.num_dropped == 0
+
+
+def test_a_descriptor_that_leads_elsewhere_is_not_touched(monkeypatch) -> None:
+    monkeypatch.setattr(unread, "MAX_UNREAD_BYTES", -1)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, contextlib.ExitStack() as stack:
+        router.bind("tcp://127.0.0.1:*")
+        watch = unread.Unread(router)
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        stranger = stack.enter_context(socket.create_connection(listener.getsockname()))
+        accepted = stack.enter_context(contextlib.closing(listener.accept()[0]))
+        pair = [stack.enter_context(each) for each in socket.socketpair()]
+        reading, writing = os.pipe()
+        stack.callback(os.close, reading)
+        stack.callback(os.close, writing)
+        for each in (accepted.fileno(), stranger.fileno(), pair[0].fileno(), reading, 10**6):
+            watch.add(each)
+        assert watch.look() == 0
+        stranger.sendall(b"alive")
+        assert accepted.recv(5) == b"alive"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lens"),
+    [
+        ([], []),
+        ([1] * MAX_MESSAGES, [MAX_MESSAGES]),
+        ([1] * (MAX_MESSAGES + 1), [MAX_MESSAGES, 1]),
+        ([MAX_MULTIPART_BYTES // 2] * 5, [2, 2, 1]),
+        ([MAX_MULTIPART_BYTES + 1] * 2 + [1], [1, 1, 1]),
+        ([1, MAX_MULTIPART_BYTES], [1, 1]),
+    ],
+)
+def test_what_travels_together_has_a_bound_in_frames_and_in_bytes(sizes: list[int], lens: list[int]) -> None:
+    frames = [bytes(size) for size in sizes]
+    parts = list(multiparts(frames))
+    assert [len(part) for part in parts] == lens
+    assert [frame for part in parts for frame in part] == frames
