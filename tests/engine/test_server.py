@@ -196,6 +196,22 @@ def test_requests_of_a_gateway_that_falls_silent_are_aborted() -> None:
         assert (said[-1].request_id, said[-1].finish_reason) == (RequestId("r"), "abort")
 
 
+def test_only_gateways_with_requests_are_remembered() -> None:
+    with serving() as (server, _):
+        busy = Gateway(server)
+        busy.send(submit("r", [1, 2], 1900))
+        busy.receive()
+        for _ in range(20):
+            passing = Gateway(server)
+            passing.send(Abort(RequestId("nothing")))
+            passing.status()
+        assert len(server._heard_s) == 1
+        busy.send(Abort(RequestId("r")))
+        busy.status_when_idle()
+        busy.status()  # of a later turn
+        assert not server._heard_s
+
+
 def test_a_step_that_fails_ends_its_requests_and_the_target_goes_on() -> None:
     with serving() as (server, runner):
         gateway = Gateway(server)

@@ -142,6 +142,11 @@ class TargetEngine:
         self.drafts.close(sequence)
         self._release(sequence)
 
+    @property
+    def peers(self) -> set[PeerId]:
+        """The peers with requests that have not ended."""
+        return {key.peer for key in self._sequences}
+
     def requests_of(self, peer: PeerId) -> list[RequestId]:
         """The ids of the peer's requests that have not ended, oldest first."""
         return [key.request_id for key in self._sequences if key.peer == peer]

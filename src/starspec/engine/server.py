@@ -59,7 +59,7 @@ class TargetServer:
         self._audit = audit or AuditLog.off()
         self._clock = clock
         self._log_limit = LogLimit(clock)
-        self._heard_s: dict[PeerId, float] = {}  # when each gateway sent its last message
+        self._heard_s: dict[PeerId, float] = {}  # when each gateway with requests sent its last message
         self._is_stopping = threading.Event()
         self._stop_by_s = float("inf")
 
@@ -117,7 +117,8 @@ class TargetServer:
             return self._engine.fail_step("internal error")
 
     def _handle(self, peer: PeerId, message: GatewayToTarget) -> None:
-        self._heard_s[peer] = self._clock()
+        if peer in self._heard_s:
+            self._heard_s[peer] = self._clock()
         match message:
             case Submit():
                 self._submit(peer, message)
@@ -133,6 +134,7 @@ class TargetServer:
             if self._is_stopping.is_set():
                 raise CapacityError("this target is shutting down")
             self._engine.submit(message.request_id, message.spec, peer)
+            self._heard_s[peer] = self._clock()
             self._audit.note("request", request_id=message.request_id, num_tokens=len(message.spec.prompt_token_ids))
         except RequestError as error:
             self._refuse(peer, Rejected(message.request_id, str(error), error.param, error.status))
@@ -154,6 +156,8 @@ class TargetServer:
 
     def _expire_gateways(self) -> None:
         limit_s = self._clock() - self._config.lease_s
+        waiting = self._engine.peers
+        self._heard_s = {peer: heard_s for peer, heard_s in self._heard_s.items() if peer in waiting}
         for peer, heard_s in list(self._heard_s.items()):
             if heard_s < limit_s:
                 request_ids = self._engine.requests_of(peer)
@@ -165,7 +169,7 @@ class TargetServer:
         """A gateway is gone: abort its requests."""
         for request_id in self._engine.requests_of(peer):
             self._engine.abort(request_id, peer)
-        del self._heard_s[peer]
+        self._heard_s.pop(peer, None)
 
     def _status(self) -> TargetStatus:
         engine = self._engine
