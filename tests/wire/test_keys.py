@@ -27,7 +27,7 @@ from starspec.stats import HubStats
 from starspec.wire.callers import RELOAD_S, Caller, Callers, CurveAuthenticator
 from starspec.wire.keys import Keys, generate_keys, is_loopback, load_keys, read_key
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, Hello, HubStatus, Open, Ping, Pong, Rejected
-from starspec.wire.transports.base import Left
+from starspec.wire.transports.base import Joined, Left
 from starspec.wire.transports.serving_client import ServingClient
 from starspec.wire.transports.serving_server import ServingServer
 from starspec.wire.transports.zmq_hub import ZmqHub
@@ -410,6 +410,26 @@ def test_a_data_port_takes_only_the_key_that_it_was_opened_for(star, folder: Pat
         assert recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
         socket.disable_monitor()
         monitor.close()
+
+
+def test_places_are_shared_by_named_keys_and_by_the_address_of_a_shared_one(star, folder: Path) -> None:
+    """All targets have one address, so only their keys tell whose the places are."""
+    shared = load_keys(folder, "target")
+    keys = {name: new_key(folder, "target", name) for name in ("greedy", "honest")}
+    for name, each in keys.items():
+        allow(folder, each, f"target-{name}")
+    hub = star.hub(max_targets=4, keys=load_keys(folder, "hub"))
+    asking = Open(Tag(1), Epoch(1), [1, 2], 2, SamplingSpec(), 4)
+    for number in range(4):  # they look busy
+        star.connected(hub.endpoint, "greedy", keys=keys["greedy"]).send([asking])
+        star.until(lambda number=number: hub.messages_of("greedy").count(asking) == number + 1)
+    star.connected(hub.endpoint, "honest", keys=keys["honest"]).send([asking])
+    star.connected(hub.endpoint, "any", keys=shared).send([asking])
+    star.until(lambda: [type(each) for each in hub.events_of("greedy")].count(Left) == 2)
+    for name, owner in (("greedy", keys["greedy"]), ("honest", keys["honest"]), ("another", shared)):
+        late = star.target(hub.endpoint, name, keys=owner)
+        star.until(lambda late=late: "the hub refused: no place" in late.problem, late)
+    assert [type(each) for name in ("honest", "any") for each in hub.events_of(name)] == [Joined, Joined]
 
 
 def test_a_key_is_added_and_removed_while_the_hub_serves(star, folder: Path) -> None:
