@@ -77,12 +77,34 @@ def check_drafts(
     model = _draft_model(target, draft)
     if model is None:
         return
-    is_head = draft.head is not None
-    draft_bytes = check_head(model, target.model, speculative) if is_head else check_loadable(model)
+    draft_bytes = _check_draft(model, target.model, draft)
     if is_target_ours:
-        target_bytes = check_loadable(target)
-        if target.device == "cpu":  # the draft is there, too; torch knows the memory of other devices
-            check_together(target_bytes, draft_bytes, machine_bytes())
+        check_caches(target, draft_bytes)
+
+
+def check_caches(target: ModelConfig, draft_bytes: int) -> int:
+    """Check that the caches of a target and of a draft on this machine fit into its memory together.
+
+    Args:
+        draft_bytes: of the draft's cache, which is on the target's device.
+    Returns: the bytes of the target's cache.
+    Raises: ConfigError if they do not fit; as check_loadable.
+    """
+    target_bytes = check_loadable(target)
+    if target.device == "cpu":  # torch knows the memory of other devices
+        check_together(target_bytes, draft_bytes, machine_bytes())
+    return target_bytes
+
+
+def draft_cache_bytes(target: ModelConfig, draft: DraftSpec) -> int:
+    """The bytes of the cache that a draft has beside this target. Raises: as check_loadable."""
+    model = _draft_model(target, draft)
+    return 0 if model is None else _check_draft(model, target.model, draft)
+
+
+def _check_draft(model: ModelConfig, target: str, draft: DraftSpec) -> int:
+    """Returns: the bytes of the draft's cache. Raises: as check_loadable."""
+    return check_loadable(model) if draft.head is None else check_head(model, target, draft.config)
 
 
 def _check_remote(remote: RemoteConfig) -> None:

@@ -49,6 +49,18 @@ def test_a_draft_as_slow_as_its_target_is_not() -> None:
     assert all(prospect.best is None for prospect in found.prospects)
 
 
+def test_caches_that_fit_alone_and_not_together_are_told_before_anything_is_measured(monkeypatch) -> None:
+    target, draft = config(), config(role="draft")
+    one = load_runner(target).cache.num_bytes
+    assert diagnose(target, draft).checks[2].sentence.startswith("the caches of 2 sequences take at most ")
+    monkeypatch.setattr("starspec.cache.ragged.machine_bytes", lambda: one + 1)
+    monkeypatch.setattr("starspec.local_star.machine_bytes", lambda: one + 1)
+    found = diagnose(target, draft)
+    assert (found.is_usable, found.times) == (False, None)
+    assert found.checks[-1].what == "memory"
+    assert f"take {one} and {one} bytes, together more than this machine's memory" in found.checks[-1].sentence
+
+
 def test_a_draft_of_another_vocabulary_is_not_even_run() -> None:
     found = diagnose(config(), config(vocab=256, role="draft"))
     assert not found.is_usable

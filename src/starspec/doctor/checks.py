@@ -8,12 +8,14 @@ from typing import Any, Final, Literal
 
 import torch
 
-from starspec.config import SpeculativeConfig
-from starspec.errors import ModelError, VocabularyMismatch
+from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.errors import ConfigError, ModelError, VocabularyMismatch
+from starspec.local_star import check_caches, draft_cache_bytes
 from starspec.models.heads.checkpoint import read_head
 from starspec.models.heads.load import TargetTensors
 from starspec.models.linear.dense import pack_dense
 from starspec.models.loading.tokenizer import check_vocabularies
+from starspec.models.resolve import DraftSpec
 from starspec.models.runner import ModelInfo
 
 
@@ -55,6 +57,21 @@ def check_head(target: str, speculative: SpeculativeConfig, tokenizer: Any) -> l
         ),
         _check_chat_template(tokenizer, tokenizer),
     ]
+
+
+def check_memory(target: ModelConfig, draft: DraftSpec) -> Check:
+    """Whether the caches of both fit into this machine, as `LLM` checks it. Raises: as check_loadable."""
+    draft_bytes = draft_cache_bytes(target, draft)
+    try:
+        target_bytes = check_caches(target, draft_bytes)
+    except ConfigError as error:
+        return Check("memory", "fatal", str(error))
+    return Check(
+        "memory",
+        "ok",
+        f"the caches of {target.num_rows} sequences take at most {target_bytes / 2**20:,.0f} MiB for the target and "
+        f"{draft_bytes / 2**20:,.0f} MiB for the draft",
+    )
 
 
 def check_lengths(target: ModelInfo, draft: ModelInfo) -> Check:

@@ -8,7 +8,15 @@ from pathlib import Path
 
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.agreement import Agreement, Sample
-from starspec.doctor.checks import Check, check_arithmetic, check_head, check_lengths, check_sizes, check_tokenizers
+from starspec.doctor.checks import (
+    Check,
+    check_arithmetic,
+    check_head,
+    check_lengths,
+    check_memory,
+    check_sizes,
+    check_tokenizers,
+)
 from starspec.doctor.drafts import CausalDraft, ExaminedDraft, HeadDraft, LayerChoice
 from starspec.doctor.outlook import Forecast, Seen, StepTimes, best_forecast, forecast
 from starspec.doctor.trees import TreeAdvice, advise_trees, check_tree_report, read_tree_report
@@ -82,6 +90,8 @@ def examine(
     report = None if tree_report is None else read_tree_report(tree_report, provenance)
     spec = resolve_draft(draft)
     checks = check_pair(target, spec)
+    if all(check.severity != "fatal" for check in checks):
+        checks.append(check_memory(target, spec))
     if any(check.severity == "fatal" for check in checks):
         return Examination(provenance=provenance, checks=checks)
     bench = Workbench(target)
