@@ -49,7 +49,7 @@ def test_a_head_is_checked_against_its_target(found: Examination) -> None:
     sentences = {check.what: check.sentence for check in found.checks}
     assert "method eagle3; it takes as input the hidden states 0 of 0 to 2, 128 numbers each" in sentences["fit"]
     assert "says 128 of its 128 tokens" in sentences["vocabulary"]
-    assert sentences.keys() == {"fit", "vocabulary", "chat template", "length", "size"}
+    assert sentences.keys() == {"fit", "vocabulary", "chat template", "memory", "length", "size"}
 
 
 def test_the_reading_of_the_layers_that_fits_is_found_and_used(found: Examination) -> None:
