@@ -196,6 +196,23 @@ def test_requests_of_a_gateway_that_falls_silent_are_aborted() -> None:
         assert (said[-1].request_id, said[-1].finish_reason) == (RequestId("r"), "abort")
 
 
+def test_a_gateway_that_fills_the_queue_does_not_keep_another_one_out() -> None:
+    with serving(max_num_queued_reqs=20) as (server, _):
+        greedy, honest = Gateway(server), Gateway(server)
+        greedy.send(*(submit(f"r{number}", [1, number], 200) for number in range(22)))
+        greedy.receive()
+        honest.send(submit("honest", [3], 7))
+        assert [t for part in honest.answer("honest") for t in part.token_ids] == plain([3], 7)
+        said: dict[str, object] = {}
+        while len(said) < 22:
+            for each in greedy.receive():
+                if isinstance(each, Rejected) or each.finish_reason is not None:
+                    said[each.request_id] = each
+        late = [each for each in said.values() if isinstance(each, Rejected)]
+        assert [(each.request_id, each.status) for each in late] == [("r21", 503)]
+        assert "other gateways have fewer requests" in late[0].message
+
+
 def test_only_gateways_with_requests_are_remembered() -> None:
     with serving() as (server, _):
         busy = Gateway(server)

@@ -16,6 +16,7 @@ from starspec.engine.sequence import Finish, RoundOutput, SequenceState, TargetS
 from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestError
 from starspec.ids import LOCAL, PeerId, RequestId, RequestKey
 from starspec.models.runner import BatchRunner, Segment
+from starspec.policy.queue_turns import in_turns, who_gives_way
 from starspec.policy.target_batch import Candidate, ScheduleSnapshot, StepPlan, passed_over
 from starspec.speculation.acceptance import DEFAULT_THRESHOLDS, KeyThresholds, Relaxation
 from starspec.stats import TargetStats
@@ -93,12 +94,13 @@ class TargetEngine:
         """Requests that will still wait after the next step's admissions."""
         return max(0, self.num_waiting - self._num_free_rows)
 
-    def submit(self, request_id: RequestId, spec: RequestSpec, peer: PeerId = LOCAL) -> None:
-        """Add a request.
+    def submit(self, request_id: RequestId, spec: RequestSpec, peer: PeerId = LOCAL) -> RequestKey | None:
+        """Add a request. In a full queue, one of a peer with more requests may give way to it.
 
         Args:
             request_id: unique among the peer's requests that have not ended.
             peer: the gateway that sends it.
+        Returns: the waiting request that gave way, which is aborted; None = none.
         Raises: RequestError if the request can never run; QueueFull if the queue is at its limit.
         """
         key = RequestKey(peer, request_id)
@@ -106,11 +108,20 @@ class TargetEngine:
             if key in self._sequences:
                 raise RequestError(f"request id {request_id} is in use", "request_id")
             self.check(spec)
-            if not self.has_room:
+            waiting = [each.key for each in self._sequences.values() if each.row is None]
+            late = None if self.has_room else who_gives_way(waiting, peer)
+            if late is None and not self.has_room:
                 raise QueueFull(f"{self._num_queued} requests are waiting for a cache row; try again later")
         except (RequestError, CapacityError):
             self.stats.num_rejected += 1
             raise
+        if late is not None:
+            self.abort(late.request_id, late.peer)
+        self._add(key, spec)
+        return late
+
+    def _add(self, key: RequestKey, spec: RequestSpec) -> None:
+        """Let a sound request wait for a row."""
         info = self.runner.info
         num_prompt = len(spec.prompt_token_ids)
         max_tokens = info.max_model_len if spec.max_tokens is None else spec.max_tokens
@@ -249,6 +260,10 @@ class TargetEngine:
         for sequence in self._sequences.values():
             by_state[sequence.state].append(sequence)
         by_state[SequenceState.PREFILLING].sort(key=lambda sequence: sequence.admitted_s)
+        if waiting_now := by_state[SequenceState.WAITING]:
+            running_now = (each.key.peer for each in self._sequences.values() if each.row is not None)
+            turns = in_turns([each.key for each in waiting_now], running_now)
+            by_state[SequenceState.WAITING] = [waiting_now[place] for place in turns]
         waiting, prefilling, running = (
             tuple(Candidate(each.key, len(each.token_ids), each.num_passed_over) for each in by_state[state])
             for state in (SequenceState.WAITING, SequenceState.PREFILLING, SequenceState.RUNNING)

@@ -17,7 +17,7 @@ from starspec.audit import AuditLog
 from starspec.cache.memory import memory_of
 from starspec.config import TargetConfig
 from starspec.engine.engine import TargetEngine
-from starspec.errors import CapacityError, RequestError
+from starspec.errors import RETRY_AFTER_S, CapacityError, RequestError
 from starspec.ids import PeerId, RequestKey, TargetId
 from starspec.log_limit import LogLimit
 from starspec.wire.messages import (
@@ -133,7 +133,10 @@ class TargetServer:
         try:
             if self._is_stopping.is_set():
                 raise CapacityError("this target is shutting down")
-            self._engine.submit(message.request_id, message.spec, peer)
+            late = self._engine.submit(message.request_id, message.spec, peer)
+            if late is not None:
+                why = "the queue is full, and other gateways have fewer requests in it; try again later"
+                self._refuse(late.peer, Rejected(late.request_id, why, None, 503, RETRY_AFTER_S))
             self._heard_s[peer] = self._clock()
             self._audit.note("request", request_id=message.request_id, num_tokens=len(message.spec.prompt_token_ids))
         except RequestError as error:

@@ -7,8 +7,9 @@ hostile, however fast both ends are.
 The hub stops reading a target that sends too much, or faster than the hub takes it in. That target's socket then slows
 it down, and others do not wait for it.
 
-A target cannot stop reading one gateway: a ROUTER socket has one queue for all. What a gateway sends beyond its share
-waits undecoded, and is dropped where too much waits.
+A target cannot stop reading one gateway: a ROUTER socket hands over one multipart of each in turn. What a gateway sends
+beyond its share waits undecoded, and is dropped where too much waits. Reading has a rate, too, so that a flood that is
+dropped does not take the machine.
 
 The rate limit of a target is an allowance of draft tokens, none of which it was asked for.
 """
@@ -38,6 +39,8 @@ SERVING_BURST: Final = 256.0  # of all gateways together, and of each
 ASK_WORK: Final = 8.0  # units of an Ask, which is answered with the status
 BAD_WORK: Final = 16.0  # units of a frame that is not a valid message, besides what it takes to read it twice
 MAX_HELD_WORK: Final = 16384.0  # units of all gateways that wait at a target: 64 MiB
+READ_PER_S: Final = 65536.0  # units of all gateways that a target reads, 256 MiB; the rest waits at its senders
+READ_UNITS: Final = 16384.0  # of them at once
 READ_FRAMES: Final = 2048  # of gateways that a target reads between two steps: to drop one takes some microseconds
 RATE_BURST_S: Final = 1.0  # a target with a rate limit may save up the draft tokens of so many seconds
 

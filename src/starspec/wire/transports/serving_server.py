@@ -18,7 +18,7 @@ from starspec.audit import AuditLog
 from starspec.errors import LinkError, PeerProtocolError
 from starspec.ids import PeerId, RequestId
 from starspec.log_limit import LogLimit
-from starspec.policy.peer_limits import ASK_WORK, BAD_WORK, READ_FRAMES, work_of
+from starspec.policy.peer_limits import ASK_WORK, BAD_WORK, READ_FRAMES, READ_PER_S, READ_UNITS, Allowance, work_of
 from starspec.wire.callers import Callers, CurveAuthenticator, key_name_of
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
@@ -36,6 +36,7 @@ from starspec.wire.transports.sockets import GOODBYE_MS, Context, bind, make_soc
 from starspec.wire.transports.unread import UnreadGuard
 
 READ_BURST: Final = 256  # multiparts read before the engine goes on
+FLOODED_WAIT_S: Final = 0.01  # when more came than is read
 
 log = structlog.get_logger()
 
@@ -73,6 +74,7 @@ class ServingServer:
         self._log_limit = LogLimit(clock)
         self._callers: Callers | None = None
         self._inbox = ServingInbox()
+        self._reading = Allowance(READ_PER_S, READ_UNITS)
         self._decoder: Decoder[GatewayToTarget] = Decoder(GatewayToTarget)
         self._clock = clock
         self._is_closed = False
@@ -106,10 +108,12 @@ class ServingServer:
         Args:
             timeout_s: longest wait for something to arrive; 0 = none.
         """
-        if timeout_s > 0:
+        if timeout_s > 0 and self._reading.has_units(self._clock()):
             self._socket.poll(int(timeout_s * 1000))
-        self._read()
+        elif timeout_s > 0:
+            time.sleep(min(timeout_s, FLOODED_WAIT_S))
         now = self._clock()
+        self._read(now)
         arrived: list[tuple[PeerId, GatewayToTarget]] = []
         asking: set[PeerId] = set()
         for peer, frame in self._inbox.take(now):
@@ -148,11 +152,11 @@ class ServingServer:
             self._socket.close(linger=GOODBYE_MS)
             self._context.term()
 
-    def _read(self) -> None:
+    def _read(self, now: float) -> None:
         """Let what has arrived wait, as far as there is room. ZeroMQ hands over one multipart of each peer in turn."""
         num_left = READ_FRAMES
         for _ in range(READ_BURST):
-            if num_left <= 0:
+            if num_left <= 0 or not self._reading.has_units(now):
                 return
             try:
                 first, *rest = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -162,6 +166,7 @@ class ServingServer:
                 continue
             self._unread.hear(rest[0])
             num_left -= len(rest)
+            self._reading.take(work_of(rest), now)
             peer, key_name = PeerId(first.bytes), "" if self._callers is None else key_name_of(rest[0])
             if self._inbox.note(peer, key_name) and key_name:
                 self._audit.note("gateway_connected", key=key_name, peer=peer.hex())
