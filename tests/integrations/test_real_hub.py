@@ -76,6 +76,7 @@ def test_a_hub_drafts_is_lost_comes_back_and_is_left_without_tags(
 ) -> None:
     monkeypatch.setenv("STARSPEC_FALLBACK", "none")
     monkeypatch.setenv("STARSPEC_DEADLINE_MS", "500")
+    monkeypatch.setenv("STARSPEC_ADAPTIVE", "false")  # each step drafts, whether or not it pays
     vllm_config.model_config.max_model_len = 4096
     with serving() as server:
         monkeypatch.setenv("STARSPEC_HUB", server.address)

@@ -44,7 +44,8 @@ def test_the_demo_answers_eight_prompts_identically(smollm2: Path, tmp_path: Pat
     match = re.search(r"(\d+) tokens \| block efficiency ([\d.]+) tokens a forward", summary)
     assert match is not None
     assert int(match[1]) > 6 * NUM_TOKENS  # of eight answers
-    assert float(match[2]) > 1.3  # the head's drafts are no noise
+    assert float(match[2]) > 1.0  # how many drafts pay depends on the cores
+    assert "draft lengths chosen (tokens, 0 = no draft): 0: " in done.stdout
     races = [line for line in done.stdout.splitlines() if line.startswith("one stream, drafts by ")]
     assert ["the EAGLE head" in races[0], "int4" in races[1]] == [True, True]
     told = re.compile(r": \d\.\d\dx \(.*\); code \d\.\d\dx, conversation \d\.\d\dx;.*, identical$")
