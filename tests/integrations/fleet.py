@@ -45,11 +45,11 @@ class Fleet:
         self._hub_port = free_port()
         self.hub_endpoint = f"tcp://127.0.0.1:{self._hub_port}"
         self.start_hub()
-        environ = {"STARSPEC_HUB": self.hub_endpoint, "STARSPEC_FALLBACK": "none"}
+        # each step drafts, whether or not drafts pay that cost as much as the target's own tokens
+        environ = {"STARSPEC_HUB": self.hub_endpoint, "STARSPEC_FALLBACK": "none", "STARSPEC_ADAPTIVE": "false"}
         self.tight = self._vllm(python, TIGHT, STAR, environ | {"STARSPEC_NAME": "tight"})
-        # Eight prompts at once have their drafts before the next step, however slow the machine is, and whether or not
-        # drafts pay that cost as much as the target's own tokens.
-        patient = {"STARSPEC_NAME": "wide", "STARSPEC_DEADLINE_MS": "5000", "STARSPEC_ADAPTIVE": "false"}
+        # eight prompts at once have their drafts before the next step, however slow the machine is
+        patient = {"STARSPEC_NAME": "wide", "STARSPEC_DEADLINE_MS": "5000"}
         self.wide = self._vllm(python, WIDE, STAR, environ | patient)
         self.plain = self._vllm(python, WIDE, None, {})
         words = ("--name", "routed", "--port", "0", "--hub", self.hub_endpoint, "--max-model-len", "2048")
