@@ -122,7 +122,7 @@ def test_a_prompt_has_the_same_bits_alone_and_beside_others():
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
-@pytest.mark.parametrize("heads", [(9, 3, 64), (12, 2, 128), (14, 2, 64), (1, 1, 64), (8, 2, 128)])
+@pytest.mark.parametrize("heads", [(9, 3, 64), (12, 2, 128), (14, 2, 64), (1, 1, 64), (32, 8, 128)])
 def test_attention_of_a_token_has_the_same_bits_alone_and_in_a_chain(heads, dtype, num_threads):
     """By token on any machine; in other modes where the probe finds that they preserve bits."""
     num_heads, num_kv_heads, head_dim = heads

@@ -42,6 +42,7 @@ def verify(
 ) -> None:
     """Check that drafts change no token: decode with and without them, greedily and sampled, and compare.
 
+    Draft lengths are fixed unless --speculative-config names another policy, so that each round drafts.
     Exits 1 if an answer differs although these settings promise that none does, or without a near-tie.
     """
     speculative = drafting.to_config(policy="fixed")  # so that each round drafts, whether or not it pays

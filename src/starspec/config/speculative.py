@@ -132,7 +132,7 @@ class SpeculativeConfig:
 
     @property
     def request_policies(self) -> dict[Policy, SpeculativeConfig]:
-        """The policies that a request may ask for instead, each with this config as it is under that policy."""
+        """The length policies that fit these drafts, each with the config that has it. A request may ask for them."""
         found: dict[Policy, SpeculativeConfig] = {}
         for policy in get_args(Policy):
             with suppress(ConfigError):

@@ -108,8 +108,7 @@ class TargetEngine:
             if key in self._sequences:
                 raise RequestError(f"request id {request_id} is in use", "request_id")
             self.check(spec)
-            waiting = [each.key for each in self._sequences.values() if each.row is None]
-            late = None if self.has_room else who_gives_way(waiting, peer)
+            late = None if self.has_room else self._who_gives_way(peer)
             if late is None and not self.has_room:
                 raise QueueFull(f"{self._num_queued} requests are waiting for a cache row; try again later")
         except (RequestError, CapacityError):
@@ -119,6 +118,9 @@ class TargetEngine:
             self.abort(late.request_id, late.peer)
         self._add(key, spec)
         return late
+
+    def _who_gives_way(self, peer: PeerId) -> RequestKey | None:
+        return who_gives_way([each.key for each in self._sequences.values() if each.row is None], peer)
 
     def _add(self, key: RequestKey, spec: RequestSpec) -> None:
         """Let a sound request wait for a row."""

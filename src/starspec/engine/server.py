@@ -159,8 +159,8 @@ class TargetServer:
 
     def _expire_gateways(self) -> None:
         limit_s = self._clock() - self._config.lease_s
-        waiting = self._engine.peers
-        self._heard_s = {peer: heard_s for peer, heard_s in self._heard_s.items() if peer in waiting}
+        peers = self._engine.peers
+        self._heard_s = {peer: heard_s for peer, heard_s in self._heard_s.items() if peer in peers}
         for peer, heard_s in list(self._heard_s.items()):
             if heard_s < limit_s:
                 request_ids = self._engine.requests_of(peer)

@@ -70,7 +70,9 @@ class StepDrafter:
     @property
     def costs(self) -> Costs:
         """Those of this server and of its present hub."""
-        lessons = self._hub.lessons
+        return self._costs_with(self._hub.lessons)
+
+    def _costs_with(self, lessons: HubLessons) -> Costs:
         return replace(self._own_costs, rounds=lessons.rounds, prefill=lessons.prefill)
 
     def step(self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], token_ids: Tokens) -> list[list[int]]:
@@ -127,12 +129,11 @@ class StepDrafter:
         return self._hub.lessons if self._hub.is_serving else self._ngram_lessons
 
     def _snapshot(self, seen: Sequence[SeenRow]) -> RoundSnapshot:
-        lessons = self._lessons
         return RoundSnapshot(
             sequences=[self._snapshot_of(row, self._updated_acceptance(row)) for row in seen],
             num_sequences=len(seen),
             now_s=self._clock(),
-            costs=replace(self._own_costs, rounds=lessons.rounds, prefill=lessons.prefill),
+            costs=self._costs_with(self._lessons),
             trials=self._hub_trials if self._hub.is_serving else self._ngram_trials,
         )
 

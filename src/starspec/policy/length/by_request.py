@@ -11,8 +11,7 @@ from starspec.policy.length.snapshot import Choice, LengthPolicy, RoundSnapshot
 
 @dataclass(frozen=True, slots=True)
 class ByRequest:
-    """Sequences with the same policy are chosen for together. To the others of the round they are sequences that are
-    not chosen for now.
+    """Each policy chooses for its own sequences together. It knows only the number of the others in the round.
 
     Args:
         default: of sequences that ask for none.

@@ -62,7 +62,11 @@ class Trials:
         return is_made
 
     def settle(self, plain_s: float, now: float) -> None:
-        """The round of the last trial is over. What it took at most beside a plain round is what it has cost."""
+        """The round of the last trial is over: give back what it did not take of the time that it was charged with.
+
+        Args:
+            plain_s: a round without drafts. By so much the round was not longer because of the trial.
+        """
         if self._unsettled is not None:
             (started_s, at_most_s), self._unsettled = self._unsettled, None
             self._spent_s -= max(0.0, at_most_s - max(0.0, now - started_s - plain_s))
