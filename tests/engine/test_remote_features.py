@@ -20,7 +20,7 @@ from starspec.engine.sequence_at_hub import MAX_DATA_BYTES
 from starspec.ids import LinkId, RequestId, Tag
 from starspec.models.runner import ForwardOutput, Segment
 from starspec.policy.length.fixed import FixedLength
-from starspec.policy.length.snapshot import LengthPolicy
+from starspec.policy.length.snapshot import Choice, LengthPolicy, RoundSnapshot
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.wire.messages import PROTOCOL_VERSION, Features, Open, RequestSpec, TargetToHub, Verdict, Welcome
@@ -184,6 +184,34 @@ def test_every_round_is_drafted_from_features_that_came_before_its_verdict() -> 
     kinds = [type(message) for message in star.reader.log if isinstance(message, Features | Verdict)]
     verdicts = [index for index, kind in enumerate(kinds) if kind is Verdict]
     assert all(kinds[index - 1] is Features for index in verdicts)
+
+
+class Switched:
+    """As LengthPolicy: chains, or no drafts."""
+
+    def __init__(self) -> None:
+        self.is_on = True
+
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
+        return [Choice.of(DraftBudget.chain(4 * self.is_on)) for _ in snapshot.sequences]
+
+
+def test_features_wait_at_the_target_while_no_draft_is_wanted() -> None:
+    policy = Switched()
+    star = FeatureStar(policy=policy)
+    star.submit("a", prompt_of(11), 60)
+    while star.stats.acceptance.num_accepted_tokens < 8:
+        star.step()
+    policy.is_on = False
+    star.step()
+    star.step()  # the verdict of the last draft
+    num_messages = len(star.reader.log)
+    for _ in range(6):
+        star.step()
+    assert len(star.reader.log) == num_messages
+    policy.is_on, before = True, star.stats.acceptance.num_accepted_tokens
+    star.finish()  # the hub compares all that it is told then
+    assert star.stats.acceptance.num_accepted_tokens > before + 20
 
 
 def test_of_a_tree_the_features_of_the_accepted_path_are_told() -> None:

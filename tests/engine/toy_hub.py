@@ -198,13 +198,20 @@ class ToyHub:
 class Star:
     """One engine and its toy hub under one virtual clock."""
 
+    deadline_s: float | None = None
+
     def __init__(self, fallback: bool = False, policy: LengthPolicy = CHAINS_OF_FOUR) -> None:
         self.clock = VirtualClock()
         self.hub = self.make_hub()
         self.stats = TargetStats()
         self.fallback = NgramDrafts(policy, 1, 3, self.stats)
         self.drafts = RemoteDrafts(
-            self.hub, policy, self.stats, self.clock, fallback=self.fallback if fallback else None
+            self.hub,
+            policy,
+            self.stats,
+            self.clock,
+            fallback=self.fallback if fallback else None,
+            deadline_s=self.deadline_s,
         )
         self.engine = TargetEngine(
             self.make_runner(), WordTokenizer(), self.drafts, TargetConfig(prefill_chunk=5), self.stats, self.clock

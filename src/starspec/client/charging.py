@@ -1,4 +1,4 @@
-"""The time that a target spends on its hub, measured for the hub's account."""
+"""The time that a target spends on its hub, measured for the hub's account and for the cost of prefill."""
 
 from __future__ import annotations
 
@@ -21,10 +21,20 @@ class Charging:
         self._clock = clock
         self._at_hub = at_hub
         self._started_s = 0.0
+        self._seconds = 0.0
 
     def __enter__(self) -> None:
         self._started_s = self._clock()
 
     def __exit__(self, *exception: object) -> None:
-        if self._account is not None and self._at_hub:
-            self._account.add_time(self._clock() - self._started_s)
+        if not self._at_hub:
+            return
+        seconds = self._clock() - self._started_s
+        self._seconds += seconds
+        if self._account is not None:
+            self._account.add_time(seconds)
+
+    def take(self) -> float:
+        """The seconds since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds

@@ -156,6 +156,16 @@ class HubConnection:
         if room.is_full or self.is_pausing:
             tag.skip_wait()
 
+    def note_to_prefill(self, tag: HubTag, num_tokens: int) -> None:
+        """The hub is sent so many tokens to prefill. Its next answer about the tag says whether it did."""
+        tag.note_prefill(num_tokens)
+        self.record.lessons.note_sent(num_tokens)
+
+    def note_prefilled(self, tag: HubTag, *, has_drafted: bool) -> None:
+        """The hub has answered. Call it before the tag is told of the answer."""
+        if tag.is_opening or tag.is_catching_up:
+            self.record.lessons.note_answered(tag.end_prefill(), has_drafted=has_drafted)
+
     def note_room(self) -> None:
         """The hub has drafted for a tag that was just opened. For a target whose tags wait together for room."""
         self.record.room.note_room()
@@ -229,33 +239,41 @@ class HubConnection:
 
     # ---------------------------------------------------------------- waiting
 
-    def wait(self, awaited: Sequence[HubTag]) -> Waited:
-        """Receive until all awaited tags are answered, the deadline has passed, or the hub is lost.
+    def wait(self, asked: Sequence[HubTag], started_s: float | None = None) -> Waited:
+        """Receive until all these tags are answered, the deadline has passed, or the hub is lost.
 
         This does not wait while a miss of any tag is excused: the hub is known to prefill. It also does not wait while
         the target rests. A hub that was silent for the whole wait is pinged, and is lost if it does not answer the
         ping. The hub is not pinged if all late tags are being opened: it may be prefilling.
 
+        Args:
+            asked: tags that were awaited at `started_s`. Some may have been answered since.
+            started_s: when the step began to take in answers. A hub on the target's thread drafts while it does.
+                None = now.
         Effects: calls the listener.
         """
-        if not awaited:
-            return Waited()
-        if self._is_resting or any(tag.is_excused for tag in self.tags.values()):
+        started_s = self._clock() if started_s is None else started_s
+        awaited = [tag for tag in asked if tag.is_awaited]
+        if awaited and (self._is_resting or any(tag.is_excused for tag in self.tags.values())):
             for tag in awaited:
                 tag.stop_waiting()
             return Waited()
-        started_s = self._clock()
-        deadline_s = started_s + self._deadline.seconds([tag.num_wanted for tag in awaited], self.record.rounds)
-        is_heard = self._receive_until(deadline_s, awaited)
-        late = [tag for tag in awaited if tag.is_awaited]
-        if late:
-            self._note_late(late, is_heard=is_heard, are_all_late=len(late) == len(awaited))
-        round_ = _round_of(awaited, late, self._clock() - started_s)
+        late = self._wait_for(awaited, started_s) if awaited else []
+        round_ = _round_of(asked, late, self._clock() - started_s) if asked else None
         if round_ is not None:
             self.record.rounds.add(round_)
         if self.record.patience.is_pausing:
             self.record.forget_rounds()
         return Waited(late, round_)
+
+    def _wait_for(self, awaited: Sequence[HubTag], started_s: float) -> list[HubTag]:
+        """Returns: those that are late."""
+        deadline_s = started_s + self._deadline.seconds([tag.num_wanted for tag in awaited], self.record.rounds)
+        is_heard = self._receive_until(deadline_s, awaited)
+        late = [tag for tag in awaited if tag.is_awaited]
+        if late:
+            self._note_late(late, is_heard=is_heard, are_all_late=len(late) == len(awaited))
+        return late
 
     def _receive_until(self, deadline_s: float, awaited: Sequence[HubTag]) -> bool:
         """Returns: whether there was any message."""
@@ -326,13 +344,14 @@ class HubConnection:
         self._listener.found()
 
 
-def _round_of(awaited: Sequence[HubTag], late: Sequence[HubTag], seconds: float) -> Round | None:
+def _round_of(asked: Sequence[HubTag], late: Sequence[HubTag], seconds: float) -> Round | None:
     """Returns: what this wait shows about the time that drafting takes. None if the hub prefilled, or drafted nothing.
 
     A hub may end a draft early, so a proposal counts with its own length.
     """
     if late and all(tag.is_opening for tag in late):
         return None
-    if not late and not any(tag.num_proposed for tag in awaited):
+    if not late and not any(tag.num_proposed for tag in asked):
         return None
-    return Round([tag.num_proposed or tag.num_wanted for tag in awaited], seconds)
+    lengths = [tag.num_proposed or tag.num_wanted for tag in asked]
+    return Round(lengths, seconds, sum(tag.num_behind for tag in asked))

@@ -49,6 +49,7 @@ class HubTag(TagWait):
     proposal: Proposal | None = None
     asked_s: float = 0.0  # when the last message was made
     num_to_prefill: int = 0  # tokens that the hub has to prefill for its last `Open`, or to catch up
+    num_behind: int = 0  # tokens of the last `Verdict` beyond those that the round before could commit
     reopening: Reopening = field(default_factory=Reopening)
 
     @property
@@ -108,11 +109,13 @@ class HubTag(TagWait):
             is_catch_up: no step waits for the answer.
         Returns: the message; None, and `is_unsendable`, if no message can hold the tokens.
         """
+        most = 1 + self.num_wanted
         message = self._verdict(budget) if self.session.is_held else self._open(budget)
         if not self._can_be_sent(message):
             self.reopening.forbid()
             return None
         self.session.send(message)
+        self.num_behind = max(0, len(message.token_ids) - most) if isinstance(message, Verdict) else 0
         self.drop_proposal()
         self.asked_s = now
         if is_catch_up:

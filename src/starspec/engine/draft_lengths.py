@@ -68,12 +68,14 @@ class DraftLengths:
         num_sequences: int,
         *,
         to_prefill: Mapping[RequestKey, int] = NOTHING,
+        behind: Mapping[RequestKey, int] = NOTHING,
     ) -> list[DraftBudget]:
         """What to ask for, for sequences whose drafts are chosen together: one call of the policy, if there is anybody.
 
         Args:
             num_sequences: of the round that the drafts are for.
             to_prefill: tokens that the drafter would have to prefill first, of those sequences that it does not hold.
+            behind: the same of sequences that it holds, but drafted nothing for in the last rounds.
         """
         if not sequences:
             return []
@@ -85,6 +87,7 @@ class DraftLengths:
                 policy_asked=each.spec.length_policy,
                 num_tokens=len(each.token_ids),
                 num_to_prefill=to_prefill.get(each.key, 0),
+                num_behind=behind.get(each.key, 0),
                 is_held=each.key not in to_prefill,
                 is_new=history.is_new,
                 acceptance=history.acceptance,

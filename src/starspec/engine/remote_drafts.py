@@ -130,8 +130,11 @@ class RemoteDrafts:
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         self._num_in_round, self._drafted, self._drafted_share = len(batch), {}, 0.0
         with self._charging:
-            self._poll()
-            trees = [EMPTY_TREE] * len(batch) if self._is_plain_round_due else self._collect(batch)
+            trees = self._collect(batch)
+        pairs = zip(batch, trees, strict=True)
+        lengths = [tree.num_draft_tokens for each, tree in pairs if each.key in self._drafted]
+        lessons = self._hub.record.lessons
+        lessons.weigh_round(self._charging.take(), lengths, is_prefilling=self._hub.is_prefilling)
         self._is_plain_round = not any(tree.num_draft_tokens for tree in trees)
         return trees
 
@@ -139,9 +142,14 @@ class RemoteDrafts:
         held = [self._at_hub.by_request.get(sequence.key) for sequence in batch]
         for at_hub in filter(None, held):
             at_hub.stop_if_undraftable()
-        waited = self._hub.wait([at_hub.tag for at_hub in held if at_hub is not None and at_hub.tag.is_awaited])
+        asked = [at_hub.tag for at_hub in held if at_hub is not None and at_hub.tag.is_awaited]
+        started_s, is_prefilling = self._clock(), self._hub.is_prefilling
+        self._poll()
+        if self._is_plain_round_due:
+            return [EMPTY_TREE] * len(batch)
+        waited = self._hub.wait(asked, started_s)
         self._stats.num_late_rounds += bool(waited.late)
-        if waited.round is not None and not self._hub.is_prefilling:
+        if waited.round is not None and not is_prefilling:
             self._hub.record.lessons.note_round(waited.round)
         trees = [EMPTY_TREE if at_hub is None else at_hub.tag.draft() for at_hub in held]
         self._drafted = {
@@ -252,12 +260,14 @@ class RemoteDrafts:
 
     def reopened(self, tag: HubTag, answer: Reopen) -> None:  # noqa: ARG002 (of the interface)
         """As HubListener."""
+        self._hub.note_prefilled(tag, has_drafted=False)
         tag.mark_absent()  # perhaps the tag can only be opened later; until then no round waits for it
         at_hub = self._at_hub.by_tag[tag]
         self._hub.send(self._open(at_hub, self._lengths.last(at_hub.sequence)))
 
     def declined(self, tag: HubTag, answer: Proposal) -> None:
         """As HubListener."""
+        self._hub.note_prefilled(tag, has_drafted=False)
         tag.mark_absent()
         self._hub.note_declined(answer.retry_after_s)
         self._stats.num_declined += 1
@@ -266,6 +276,7 @@ class RemoteDrafts:
         """As HubListener: keep the proposal, or send the tokens that were committed meanwhile if it is useless."""
         if tag.is_opening:
             self._hub.note_room()
+        self._hub.note_prefilled(tag, has_drafted=not proposal.is_hopeless)
         tag.note_proposal(proposal, self._clock())
         is_useful = tag.draft() != EMPTY_TREE
         if is_useful:
@@ -297,9 +308,11 @@ class RemoteDrafts:
         """
         absent = [each.sequence for each in asking if not each.tag.session.is_held]
         num_sequences = max(self._num_sequences, len(self._at_hub)) if absent else self._num_sequences
-        # the hub prefills a prompt beside the target, which has to do that too
-        to_prefill = {each.key: len(each.token_ids) for each in absent if each.state is SequenceState.RUNNING}
-        budgets = self._lengths.choose([each.sequence for each in asking], num_sequences, to_prefill=to_prefill)
+        to_prefill = {each.key: len(each.token_ids) for each in absent}
+        behind = {each.sequence.key: each.tag.num_unsent - 1 for each in asking if each.tag.has_to_catch_up}
+        budgets = self._lengths.choose(
+            [each.sequence for each in asking], num_sequences, to_prefill=to_prefill, behind=behind
+        )
         return {at_hub: self._hub.limited(budget) for at_hub, budget in zip(asking, budgets, strict=True)}
 
     def _ask_first(self, opened: Sequence[SequenceAtHub]) -> None:
@@ -323,6 +336,7 @@ class RemoteDrafts:
         messages = at_hub.ask(wanted, now)
         if messages:
             self._hub.note_opening(at_hub.tag)
+            self._hub.note_to_prefill(at_hub.tag, len(at_hub.sequence.token_ids))
         else:
             self._hub.note_unsendable(at_hub.tag)
         return messages
@@ -330,10 +344,10 @@ class RemoteDrafts:
     def _verdict(self, at_hub: SequenceAtHub, wanted: DraftBudget) -> list[TargetToHub]:
         """Send the tokens, and ask for a draft unless the tag or the hub is in a pause.
 
-        A hub that knows already that no draft is wanted is told nothing, unless it needs the features of each round.
+        A hub that knows already that no draft is wanted is told nothing. Features wait here as well.
         """
         tag, now = at_hub.tag, self._clock()
-        if not wanted.num_draft_tokens and tag.session.is_idle and not at_hub.features.are_wanted:
+        if not wanted.num_draft_tokens and tag.session.is_idle:
             tag.fall_behind()
             return []
         if tag.end_paused_step(now) or self._hub.is_pausing:

@@ -35,6 +35,7 @@ class Round(NamedTuple):
 
     lengths: Sequence[int]  # draft tokens of each, at least 1
     seconds: float
+    num_caught_up: int = 0  # tokens that the hub had to prefill first, since it drafted nothing for some rounds
 
 
 class RecentRounds:

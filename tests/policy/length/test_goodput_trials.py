@@ -54,6 +54,17 @@ def test_a_hub_prefills_the_shortest_of_the_idle_sequences_for_a_probe() -> None
     assert [each.reason for each in chosen] == ["off", "probe", "off"]
 
 
+def test_a_probe_is_charged_with_what_its_hub_has_to_catch_up_with_first() -> None:
+    costs = measured(wait_s=0.09)
+    costs.prefill.add_request(100, None)
+    costs.prefill.add_wait(1.0)  # 10 ms a token
+    costs.prefill.end()
+    idle = sequence(0.1, is_idle=True)
+    assert lengths(choose([idle], costs, Trials())) == [PROBE_STEPS]
+    assert lengths(choose([replace(idle, num_behind=1)], costs, Trials())) == [PROBE_STEPS]
+    assert lengths(choose([replace(idle, num_behind=100)], costs, Trials())) == [0]
+
+
 def test_a_probe_whose_draft_did_not_come_goes_on_for_one_round() -> None:
     trials, costs = Trials(), measured(wait_s=0.09)
     trials.spend((CREDIT_ROUNDS - 1.0) * STEP_S)  # enough is left for one

@@ -114,9 +114,9 @@ def test_how_long_answers_are_is_learnt_whichever_hub_there_is() -> None:
     costs = replace(before, prefill=PrefillCost())
     assert costs.prefill.seconds(100) == 0.0
     prefill(costs.prefill, 100, slowed_s=1.0)
-    assert costs.pays_prefill(100, before_s=1.0 / 28, after_s=0.0) is False, "10 are left"
-    assert costs.pays_prefill(100, before_s=1.0 / 8, after_s=1.0 / 8 - 0.034), "30 are"
-    assert not costs.pays_prefill(100, before_s=1.0 / 8, after_s=1.0 / 8 - 0.033)
+    assert costs.pays_prefill(100, before_s=1.0 / 28, after_s=0.0, most_tokens=99) is False, "10 are left"
+    assert costs.pays_prefill(100, before_s=1.0 / 8, after_s=1.0 / 8 - 0.034, most_tokens=99), "30 are"
+    assert not costs.pays_prefill(100, before_s=1.0 / 8, after_s=1.0 / 8 - 0.033, most_tokens=99)
 
 
 def test_what_was_told_in_vain_makes_the_rest_dearer() -> None:

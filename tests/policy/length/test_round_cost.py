@@ -67,6 +67,15 @@ def test_one_interrupted_round_says_little_and_the_older_the_less() -> None:
     assert times.cost.step_s == pytest.approx(0.01, rel=0.02)
 
 
+def test_one_draft_after_a_long_pause_does_not_make_drafting_look_expensive() -> None:
+    usual = RoundCost(0.0, 0.01, 0.0, deepest=8)
+    times = learn(usual, [[2], [4], [2], [4]] * 3)
+    for _ in range(5):
+        times.add(Round([2], 0.02 + 0.09, num_caught_up=90))
+        assert times.cost.seconds_of([2]) == pytest.approx(0.02, rel=0.1)
+    assert times.cost.seconds_of([2], 90) == pytest.approx(0.11, rel=0.1)
+
+
 def test_a_hub_that_became_slower_is_known_to_be_after_some_rounds() -> None:
     times = learn(RoundCost(0.0, 0.01, 0.0, deepest=8), [[4]] * 100)
     for _ in range(48):

@@ -45,6 +45,14 @@ def test_more_never_takes_less_and_all_lies_within_what_was_measured(notes: list
     assert found[notes[0][0] - 1] >= min(seconds for _, seconds in notes) - 1e-12
 
 
+@given(st.lists(st.tuples(st.integers(1, 200), st.floats(0.001, 1.0)), min_size=1, max_size=60), st.floats(0.01, 300.0))
+def test_one_size_alone_costs_what_it_costs_among_others(notes: list[tuple[int, float]], size: float) -> None:
+    cost = StepCost()
+    for each, seconds in notes:
+        cost.add(each, seconds)
+    assert cost.seconds(size) == pytest.approx(float(cost.predict(np.array([size]))[0]))
+
+
 def test_a_size_counts_as_no_dearer_than_a_larger_one() -> None:
     """So a step that was measured while the hub prefilled prompts on the same cores misleads about no smaller one."""
     cost = StepCost()

@@ -170,19 +170,15 @@ class HubClient:
             self._hub.note_unsendable(tag)
             return None
         if is_catch_up:
-            self._count_sent(tag, len(message.token_ids))
+            self._hub.note_to_prefill(tag, len(message.token_ids))
         elif isinstance(message, Open):
             self._count_opened(tag, request, len(message.token_ids))
         return message
 
     def _count_opened(self, tag: HubTag, request: KnownRequest, num_tokens: int) -> None:
         if request.prefilled_by != self.num_found:  # else these tokens are counted already
-            self._count_sent(tag, num_tokens)
+            self._hub.note_to_prefill(tag, num_tokens)
         self.lessons.note_opened()
-
-    def _count_sent(self, tag: HubTag, num_tokens: int) -> None:
-        tag.note_prefill(num_tokens)
-        self.lessons.note_sent(num_tokens)
 
     def _budget(self, num_tokens: int) -> DraftBudget:
         return self._hub.limited(DraftBudget.chain(num_tokens, self._p_min))
@@ -225,8 +221,7 @@ class HubClient:
         """Call it before the tag is told of the answer."""
         if tag.is_awaited:
             self._hub.note_in_time()
-        if tag.is_opening or tag.is_catching_up:
-            self.lessons.note_answered(tag.end_prefill(), has_drafted=has_drafted)
+        self._hub.note_prefilled(tag, has_drafted=has_drafted)
 
     def dropped(self, tag: HubTag | None) -> None:
         """As HubListener: a request whose answer breaks the protocol is opened anew."""

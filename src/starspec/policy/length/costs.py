@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from starspec.policy.estimators import DecayedMean
 from starspec.policy.length.prefill_cost import FIRST_OUTPUT_LEN, OUTPUT_LEN_WEIGHT, PrefillCost
 from starspec.policy.length.round_cost import RoundTimes
@@ -36,9 +34,8 @@ class Costs:
             num_tokens: of its step; None if it did more than verify, such as prefill a prompt of its own.
         """
         if self.prefill.is_going_on and self.steps:
-            is_comparable = num_tokens is not None and self.steps.covers(num_tokens)
-            usual_s = float(self.steps.predict(np.array([num_tokens]))[0]) if is_comparable else None
-            self.prefill.add_step(seconds, usual_s)
+            is_compared = num_tokens is not None and self.steps.covers(num_tokens)
+            self.prefill.add_step(seconds, self.steps.seconds(num_tokens) if num_tokens and is_compared else None)
         elif num_tokens is not None:
             self.steps.add(num_tokens, seconds)
 
@@ -46,9 +43,9 @@ class Costs:
         """A request ended after so many generated tokens."""
         self.output_len.add(num_tokens)
 
-    def pays_prefill(self, num_tokens: int, before_s: float, after_s: float) -> bool:
-        """As `PrefillCost.pays`."""
-        return self.prefill.pays(num_tokens, before_s, after_s, self.output_len.value)
+    def pays_prefill(self, num_tokens: int, before_s: float, after_s: float, most_tokens: float) -> bool:
+        """As `PrefillCost.pays`. Args: most_tokens: that a request may still generate, on average."""
+        return self.prefill.pays(num_tokens, before_s, after_s, min(most_tokens, self.output_len.value))
 
     def end_step(self) -> None:
         """Call once for each step, whether or not it was measured."""

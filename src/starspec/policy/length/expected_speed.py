@@ -75,7 +75,7 @@ def _plain(candidates: Candidates, step_cost: StepCost) -> ChosenLengths:
     num = len(candidates.rates) + candidates.num_others
     if not num or not step_cost:
         return ChosenLengths([0] * len(candidates.rates))
-    return ChosenLengths([0] * len(candidates.rates), num / float(step_cost.predict(np.array([float(num)]))[0]))
+    return ChosenLengths([0] * len(candidates.rates), num / step_cost.seconds(num))
 
 
 class _Table:

@@ -185,6 +185,10 @@ class _Round:
     def _num_to_prefill(self, lengths: Sequence[int]) -> int:
         return sum(self._sequences[index].num_to_prefill for index in self._unheld(lengths))
 
+    def _num_behind(self, lengths: Sequence[int]) -> int:
+        """Tokens that a hub which holds the sequences has to catch up with first."""
+        return sum(each.num_behind for each, length in zip(self._sequences, lengths, strict=True) if length)
+
     def _has_to_defer(self) -> bool:
         """Whether prompts wait for the measurement of a round of as many sequences, to compare with while they are
         prefilled. Effects: counts such rounds."""
@@ -196,7 +200,8 @@ class _Round:
         assert held.tokens_per_s is not None
         assert chosen.tokens_per_s is not None
         before_s, after_s = self._num / held.tokens_per_s, self._num / chosen.tokens_per_s
-        return self._costs.pays_prefill(num_tokens, before_s, after_s)
+        to_come = [self._sequences[index].max_remaining_tokens for index in self._unheld(chosen.lengths)]
+        return self._costs.pays_prefill(num_tokens, before_s, after_s, sum(to_come) / max(1, len(to_come)))
 
     # ---------------------------------------------------------------- trials
 
@@ -230,6 +235,9 @@ class _Round:
         next round, if its draft has not come: a hub that has to prefill or to catch up first may take longer.
         """
         probing = self._idle(lengths)
+        if probing and not self._num_probing:
+            cheapest = self._probes_of(probing[:1], lengths)
+            probing = probing if self._is_affordable(cheapest, lengths) else []  # in most rounds it is not
         while probing:
             tried = self._probes_of(probing, lengths)
             is_going_on = len(probing) <= self._num_probing
@@ -286,15 +294,24 @@ class _Round:
 
     def _is_allowed(self, lengths: Sequence[int], instead_of: Sequence[int], *, is_going_on: bool = False) -> bool:
         """Whether a trial may be made. Effects: if so, spends what it costs."""
-        num_more = self._num_to_prefill(lengths) - self._num_to_prefill(instead_of)
-        round_s = self._cost_of(lengths) - self._cost_of(instead_of)
-        cost_s = round_s + (self._costs.prefill.seconds(num_more) if num_more else 0.0)
+        round_s, prefill_s = self._trial_s(lengths, instead_of)
         return self._trials.make(
-            cost_s, self._plain_s(), self._now_s, at_most_s=max(0.0, round_s), is_going_on=is_going_on
+            round_s + prefill_s, self._plain_s(), self._now_s, at_most_s=max(0.0, round_s), is_going_on=is_going_on
         )
 
+    def _is_affordable(self, lengths: Sequence[int], instead_of: Sequence[int]) -> bool:
+        """As `_is_allowed` for a trial that does not go on, without effects."""
+        return self._trials.allows(sum(self._trial_s(lengths, instead_of)), self._plain_s(), self._now_s)
+
+    def _trial_s(self, lengths: Sequence[int], instead_of: Sequence[int]) -> tuple[float, float]:
+        """Seconds that a trial costs: of its round, at most, and of the hub's prefill before it."""
+        num_more = self._num_to_prefill(lengths) - self._num_to_prefill(instead_of)
+        num_more += self._num_behind(lengths) - self._num_behind(instead_of)
+        round_s = self._cost_of(lengths) - self._cost_of(instead_of)
+        return round_s, self._costs.prefill.seconds(num_more) if num_more > 0 else 0.0
+
     def _plain_s(self) -> float:
-        return float(self._costs.steps.predict(np.array([float(self._num)]))[0])
+        return self._costs.steps.seconds(self._num)
 
     def _cost_of(self, lengths: Sequence[int]) -> float:
         """Seconds of a round, at most, less what its expected tokens would take without drafts."""

@@ -78,8 +78,24 @@ class HubLessons:
         if self.prefill.is_going_on and not is_prefilling:
             self.prefill.end()
 
+    def weigh_round(self, hub_s: float, lengths: Sequence[int], *, is_prefilling: bool) -> None:
+        """Take a round of our engine into the cost of prefill.
+
+        Args:
+            hub_s: seconds since the round before that went to the hub: waits, messages, and the hub's own work if it
+                runs on the target's thread.
+            lengths: tokens of each draft that came.
+            is_prefilling: as in `weigh_answers`.
+        """
+        num_sent = self.counts.num_sent - self._weighed.num_sent
+        if num_sent:
+            self.prefill.add_request(num_sent, None)
+        if self.prefill.is_going_on:
+            self.prefill.add_wait(hub_s - (self.rounds.cost.seconds_of(lengths) if lengths else 0.0))
+        self.weigh_answers(is_prefilling=is_prefilling)
+
     def weigh_step(self, waited_s: float, lengths: Sequence[int], *, is_prefilling: bool) -> None:
-        """Take what came of a step's messages into the cost of prefill.
+        """Take what came of the messages of a step of vLLM into the cost of prefill.
 
         Args:
             waited_s: seconds that the step waited for all of them.

@@ -35,6 +35,7 @@ class PrefillCost:
         self._num_requested = self._num_prefilled = 0  # tokens, since the hub last had nothing to prefill
         self._num_beside = self._num_compared = 0  # steps, likewise
         self._slowed_s = 0.0  # of the compared ones
+        self._waited_s = 0.0  # likewise, where each wait is known
 
     @property
     def is_going_on(self) -> bool:
@@ -54,6 +55,10 @@ class PrefillCost:
             self._wait_s = DecayedMean(WEIGHT, prior=max(0.0, waited_s))
         else:
             self._wait_s.add(max(0.0, waited_s))
+
+    def add_wait(self, seconds: float) -> None:
+        """The target worked and waited for its hub so much longer than for drafts alone, because of prefill."""
+        self._waited_s += max(0.0, seconds)
 
     def add_answer(self, num_prefilled: int, num_refused: int) -> None:
         """The hub has prefilled so many tokens, and refused others, which it has not prefilled."""
@@ -75,7 +80,7 @@ class PrefillCost:
 
     def end(self) -> None:
         """The hub has nothing to prefill any more. What it has not answered to, nobody wants any more."""
-        if self._num_compared:
+        if self._num_compared or self._waited_s:
             self._token_s.add(self._lost_s, self._num_done)
         self._begin()
 
@@ -106,7 +111,7 @@ class PrefillCost:
     @property
     def _lost_s(self) -> float:
         """Seconds lost so far. Steps that could not be compared are assumed to have lost as much as the others."""
-        return max(0.0, self._slowed_s) * self._num_beside / max(1, self._num_compared)
+        return self._waited_s + max(0.0, self._slowed_s) * self._num_beside / max(1, self._num_compared)
 
     @property
     def _num_done(self) -> float:

@@ -3,6 +3,9 @@
 The fixed part is the way there and back, and what hub and target do once. A draft step is one forward of the hub for
 all sequences whose drafts are that deep: most of the cost on a GPU, where sequences share the weights. A token is what
 one more sequence in a draft step adds: much of the cost on a CPU.
+
+After rounds without drafts, a hub prefills what was committed meanwhile. These tokens have a cost of their own, so that
+one draft after a long pause does not say that drafting is expensive.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ class RoundCost(NamedTuple):
     step_s: float
     token_s: float
     deepest: int
+    caught_up_s: float = 0.0  # of each token that the hub prefills first, after rounds without drafts
 
     def seconds(self, num_steps: float | NDArray[np.float64], num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Cost of rounds with so many draft steps, at least 1, and tokens. Both may be expected numbers."""
@@ -47,9 +51,9 @@ class RoundCost(NamedTuple):
         """As `seconds`, but steps beyond the deepest measured one cost as much as others."""
         return self.fixed_s + self.step_s * num_steps + self.token_s * num_tokens
 
-    def seconds_of(self, lengths: Sequence[int]) -> float:
-        """Cost of a round with drafts of such lengths, at least one of which is not 0."""
-        return float(self.seconds(max(lengths), np.array(float(sum(lengths)))))
+    def seconds_of(self, lengths: Sequence[int], num_caught_up: int = 0) -> float:
+        """Cost of a round with drafts of such lengths, at least one of which is not 0. Args: as Round."""
+        return float(self.seconds(max(lengths), np.array(float(sum(lengths))))) + self.caught_up_s * num_caught_up
 
 
 NO_WAIT: Final = RoundCost(0.0, 0.0, 0.0, deepest=0)
@@ -74,7 +78,7 @@ class RoundTimes:
         """Take in the newest round."""
         has_changed = False
         if len(self._rounds) >= FEW:
-            expected_s = self.cost.seconds_of(round_.lengths)
+            expected_s = self.cost.seconds_of(round_.lengths, round_.num_caught_up)
             before, self._last_ratio = self._last_ratio, round_.seconds / expected_s if expected_s else 1.0
             round_ = round_._replace(seconds=min(round_.seconds, MAX_RATIO * expected_s * max(1.0, before)))
             has_changed = min(before, self._last_ratio) > MAX_RATIO or max(before, self._last_ratio) < 1.0 / MAX_RATIO
@@ -92,16 +96,18 @@ class RoundTimes:
 def _fit(rounds: Sequence[Round], round_weights: Sequence[float]) -> RoundCost:
     """Weighted least squares. A part that would be negative is left out, and the others are fitted again."""
     weights = np.sqrt(round_weights)
-    parts = np.array([(1.0, max(lengths), sum(lengths)) for lengths, _ in rounds]) * weights[:, None]
+    parts = np.array([(1.0, max(lengths), sum(lengths), caught_up) for lengths, _, caught_up in rounds])
+    parts *= weights[:, None]
     seconds = np.array([each.seconds for each in rounds]) * weights
-    parts = np.vstack([parts, (SPARING, 0.0, 0.0), (0.0, 0.0, SPARING)])
+    parts = np.vstack([parts, (SPARING, 0.0, 0.0, 0.0), (0.0, 0.0, SPARING, 0.0)])
     seconds = np.append(seconds, (0.0, 0.0))
-    kept = [0, 1, 2]
+    kept = [0, 1, 2, 3]
     while True:
         fitted = np.linalg.lstsq(parts[:, kept], seconds)[0]
         if fitted.min() >= 0.0 or len(kept) == 1:
-            cost = np.zeros(3)
+            cost = np.zeros(len(parts[0]))
             cost[kept] = np.maximum(0.0, fitted)
-            fixed_s, step_s, token_s = cost.tolist()
-            return RoundCost(fixed_s, step_s, token_s, deepest=max(max(each.lengths) for each in rounds))
+            fixed_s, step_s, token_s, caught_up_s = cost.tolist()
+            deepest = max(max(each.lengths) for each in rounds)
+            return RoundCost(fixed_s, step_s, token_s, deepest, caught_up_s)
         del kept[int(np.argmin(fitted))]

@@ -38,6 +38,7 @@ class SequenceSnapshot:
     max_draft_tokens: int = MAX_FORWARDED  # nodes that its drafter can give it now; 0 = none
     num_tokens: int = 0  # its prompt and what was generated
     num_to_prefill: int = 0  # of these, tokens that a hub has to prefill before it can draft
+    num_behind: int = 0  # likewise, but its drafter has those before: it was committed since the last draft
     is_held: bool = True  # its drafter has its tokens, or is prefilling them
     is_new: bool = False  # it was in no round before
     acceptance: Acceptance | None = None  # of its drafts so far; None = not known
