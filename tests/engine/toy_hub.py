@@ -204,7 +204,7 @@ class Star:
         self.clock = VirtualClock()
         self.hub = self.make_hub()
         self.stats = TargetStats()
-        self.fallback = NgramDrafts(policy, 1, 3, self.stats)
+        self.fallback = NgramDrafts(policy, 1, 3, self.stats, self.clock)
         self.drafts = RemoteDrafts(
             self.hub,
             policy,

@@ -239,7 +239,7 @@ class HubConnection:
 
     # ---------------------------------------------------------------- waiting
 
-    def wait(self, asked: Sequence[HubTag], started_s: float | None = None) -> Waited:
+    def wait(self, asked: Sequence[HubTag]) -> Waited:
         """Receive until all these tags are answered, the deadline has passed, or the hub is lost.
 
         This does not wait while a miss of any tag is excused: the hub is known to prefill. It also does not wait while
@@ -247,12 +247,10 @@ class HubConnection:
         ping. The hub is not pinged if all late tags are being opened: it may be prefilling.
 
         Args:
-            asked: tags that were awaited at `started_s`. Some may have been answered since.
-            started_s: when the step began to take in answers. A hub on the target's thread drafts while it does.
-                None = now.
+            asked: tags that were awaited when the step began. Some may have been answered since.
         Effects: calls the listener.
         """
-        started_s = self._clock() if started_s is None else started_s
+        started_s = self._clock()
         awaited = [tag for tag in asked if tag.is_awaited]
         if awaited and (self._is_resting or any(tag.is_excused for tag in self.tags.values())):
             for tag in awaited:

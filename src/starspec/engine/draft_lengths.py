@@ -16,6 +16,7 @@ from starspec.policy.length.acceptance import SHRUNK_FADE, Acceptance
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.divergence import DivergenceHistory
 from starspec.policy.length.hub_lessons import HubLessons
+from starspec.policy.length.pace import PacedChoices
 from starspec.policy.length.snapshot import OFF, Choice, LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.stop_threshold import StopThreshold
 from starspec.policy.length.trials import Trials
@@ -54,7 +55,7 @@ class DraftLengths:
         stats: LengthStats,
         clock: Callable[[], float],
     ) -> None:
-        self._policy = policy
+        self._choices = PacedChoices(policy, clock)
         self._lessons = lessons
         self._stats = stats
         self._clock = clock
@@ -70,7 +71,7 @@ class DraftLengths:
         to_prefill: Mapping[RequestKey, int] = NOTHING,
         behind: Mapping[RequestKey, int] = NOTHING,
     ) -> list[DraftBudget]:
-        """What to ask for, for sequences whose drafts are chosen together: one call of the policy, if there is anybody.
+        """What to ask for, for sequences whose drafts are chosen together: at most one call of the policy.
 
         Args:
             num_sequences: of the round that the drafts are for.
@@ -80,35 +81,24 @@ class DraftLengths:
         if not sequences:
             return []
         lessons, histories = self._lessons(), [self._history(each) for each in sequences]
-        snapshots = [
-            SequenceSnapshot(
-                max_remaining_tokens=each.num_remaining,
-                num_steps_asked=each.spec.num_draft_tokens,
-                policy_asked=each.spec.length_policy,
-                num_tokens=len(each.token_ids),
-                num_to_prefill=to_prefill.get(each.key, 0),
-                num_behind=behind.get(each.key, 0),
-                is_held=each.key not in to_prefill,
-                is_new=history.is_new,
-                acceptance=history.acceptance,
-                divergence=history.divergence,
-                stop_threshold=history.stop_threshold,
-            )
-            for each, history in zip(sequences, histories, strict=True)
-        ]
-        chosen = self._policy.choose(
-            RoundSnapshot(
-                sequences=snapshots,
+
+        def snapshot() -> RoundSnapshot:
+            pairs = zip(sequences, histories, strict=True)
+            return RoundSnapshot(
+                sequences=[_snapshot(each, history, to_prefill, behind) for each, history in pairs],
                 num_sequences=num_sequences,
                 now_s=self._clock(),
                 costs=self._costs_with(lessons),
                 trials=self._trials,
             )
-        )
+
+        about = [id(lessons), num_sequences, *(each.key for each in sequences)]
+        chosen = self._choices.choose(about, snapshot, is_urgent=bool(to_prefill))
         for sequence, history, choice in zip(sequences, histories, chosen, strict=True):
-            history.choice = choice._replace(budget=choice.budget.stating(sequence.rule.num_stated))
-            sequence.note_length(choice.budget.num_steps, choice.reason)
-            self._stats.add(choice.budget.num_steps, choice.reason)
+            budget = choice.budget.limited(num_steps=sequence.num_remaining - 1)
+            history.choice = choice._replace(budget=budget.stating(sequence.rule.num_stated))
+            sequence.note_length(budget.num_steps, choice.reason)
+            self._stats.add(budget.num_steps, choice.reason)
         return [each.choice.budget for each in histories]
 
     def last(self, sequence: TargetSequence) -> DraftBudget:
@@ -154,3 +144,24 @@ class DraftLengths:
             known = _History(usual, Acceptance(usual=usual, fade=SHRUNK_FADE))
             self._histories[sequence.key] = known
         return known
+
+
+def _snapshot(
+    sequence: TargetSequence,
+    history: _History,
+    to_prefill: Mapping[RequestKey, int],
+    behind: Mapping[RequestKey, int],
+) -> SequenceSnapshot:
+    return SequenceSnapshot(
+        max_remaining_tokens=sequence.num_remaining,
+        num_steps_asked=sequence.spec.num_draft_tokens,
+        policy_asked=sequence.spec.length_policy,
+        num_tokens=len(sequence.token_ids),
+        num_to_prefill=to_prefill.get(sequence.key, 0),
+        num_behind=behind.get(sequence.key, 0),
+        is_held=sequence.key not in to_prefill,
+        is_new=history.is_new,
+        acceptance=history.acceptance,
+        divergence=history.divergence,
+        stop_threshold=history.stop_threshold,
+    )

@@ -30,7 +30,7 @@ from starspec.engine.drafts import NgramDrafts
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.engine.sequence_at_hub import SequenceAtHub, SequencesAtHub, SequenceTokens
 from starspec.ids import RequestKey
-from starspec.policy.deadline import NoStallDeadline
+from starspec.policy.deadline import NoStallDeadline, Round
 from starspec.policy.hub_account import HubAccount
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.snapshot import LengthPolicy
@@ -80,6 +80,7 @@ class RemoteDrafts:
         self._hub = HubConnection(transport, self._deadline, self, clock, self._account)
         costs = Costs() if fallback is None else fallback.lengths.costs  # the target's steps are the same for both
         self._lengths = DraftLengths(policy, costs, lambda: self._hub.record.lessons, stats.lengths, clock)
+        self._round: Round | None = None  # the drafts that this round waited for; None = they show no usual cost
         self._drafted: dict[RequestKey, int] = {}  # sequences with a draft of the hub in this round: steps requested
         self._drafted_share = 0.0  # of the round's draft tokens: those of the hub
         self._num_gained = 0.0  # tokens that the hub's drafts gained, on average over all sequences of the round
@@ -131,10 +132,7 @@ class RemoteDrafts:
         self._num_in_round, self._drafted, self._drafted_share = len(batch), {}, 0.0
         with self._charging:
             trees = self._collect(batch)
-        pairs = zip(batch, trees, strict=True)
-        lengths = [tree.num_draft_tokens for each, tree in pairs if each.key in self._drafted]
-        lessons = self._hub.record.lessons
-        lessons.weigh_round(self._charging.take(), lengths, is_prefilling=self._hub.is_prefilling)
+        self._weigh(batch, trees)
         self._is_plain_round = not any(tree.num_draft_tokens for tree in trees)
         return trees
 
@@ -143,14 +141,13 @@ class RemoteDrafts:
         for at_hub in filter(None, held):
             at_hub.stop_if_undraftable()
         asked = [at_hub.tag for at_hub in held if at_hub is not None and at_hub.tag.is_awaited]
-        started_s, is_prefilling = self._clock(), self._hub.is_prefilling
+        self._round, is_prefilling = None, self._hub.is_prefilling
         self._poll()
         if self._is_plain_round_due:
             return [EMPTY_TREE] * len(batch)
-        waited = self._hub.wait(asked, started_s)
+        waited = self._hub.wait(asked)
         self._stats.num_late_rounds += bool(waited.late)
-        if waited.round is not None and not is_prefilling:
-            self._hub.record.lessons.note_round(waited.round)
+        self._round = None if is_prefilling else waited.round
         trees = [EMPTY_TREE if at_hub is None else at_hub.tag.draft() for at_hub in held]
         self._drafted = {
             at_hub.sequence.key: at_hub.tag.num_left
@@ -160,6 +157,15 @@ class RemoteDrafts:
         filled = trees if self._fallback is None else self._fallback.fill(batch, trees)
         self._drafted_share = _num_tokens(trees) / max(1, _num_tokens(filled))
         return filled
+
+    def _weigh(self, batch: Sequence[TargetSequence], trees: Sequence[DraftTree]) -> None:
+        """Learn what the hub has cost since the last round: messages, the wait, and what a hub on this thread did."""
+        lessons, hub_s = self._hub.record.lessons, self._charging.take()
+        if self._round is not None:
+            lessons.note_round(self._round._replace(seconds=hub_s))
+        pairs = zip(batch, trees, strict=True)
+        lengths = [tree.num_draft_tokens for each, tree in pairs if each.key in self._drafted]
+        lessons.weigh_round(hub_s, lengths, is_prefilling=self._hub.is_prefilling)
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         pairs = zip(batch, emitted, strict=True)

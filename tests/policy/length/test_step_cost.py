@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -53,15 +55,24 @@ def test_one_size_alone_costs_what_it_costs_among_others(notes: list[tuple[int, 
     assert cost.seconds(size) == pytest.approx(float(cost.predict(np.array([size]))[0]))
 
 
-def test_a_size_counts_as_no_dearer_than_a_larger_one() -> None:
-    """So a step that was measured while the hub prefilled prompts on the same cores misleads about no smaller one."""
+def test_sizes_that_were_measured_in_the_wrong_order_have_their_common_mean() -> None:
     cost = StepCost()
-    for _ in range(3):
-        cost.add(4, 0.6)
+    for _ in range(FEW):
+        cost.add(4, 0.3)
     cost.add(5, 0.1)
-    cost.add(20, 0.2)
-    assert predicted(cost, 4) == predicted(cost, 5) == pytest.approx(0.1)
-    assert predicted(cost, 20) == pytest.approx(0.2)
+    cost.add(20, 0.5)
+    assert predicted(cost, 4) == predicted(cost, 5) == pytest.approx((FEW * 0.3 + 0.1) / (FEW + 1))
+    assert predicted(cost, 20) == pytest.approx(0.5)
+
+
+def test_steps_that_vary_make_no_size_look_cheap() -> None:
+    """Else drafts of many sizes, each measured a few times, would look free beside plain steps."""
+    rng, cost = random.Random(1), StepCost()
+    for number in range(400):
+        size = 4 if number % 2 else rng.randint(5, 12)
+        cost.add(size, 0.1 * rng.uniform(0.7, 1.3))
+    assert predicted(cost, 4) == pytest.approx(0.1, rel=0.06)
+    assert predicted(cost, 8) == pytest.approx(0.1, rel=0.06)
 
 
 def test_of_the_first_few_the_shortest_counts() -> None:

@@ -19,7 +19,8 @@ from starspec.policy.length.costs import Costs
 from starspec.policy.length.fixed import FixedLength
 from starspec.policy.length.goodput import Goodput
 from starspec.policy.length.hub_lessons import HubLessons
-from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
+from starspec.policy.length.pace import PacedChoices
+from starspec.policy.length.snapshot import Choice, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.trials import Trials
 from starspec.speculation.budget import DraftBudget
 
@@ -52,7 +53,7 @@ class StepDrafter:
     ) -> None:
         self._own_costs = Costs()  # its parts about a hub are not used
         make_policy = Goodput if settings.adaptive else FixedLength
-        self._policy: LengthPolicy = make_policy(DraftBudget.chain(max_draft_tokens))
+        self._choices = PacedChoices(make_policy(DraftBudget.chain(max_draft_tokens)), clock)
         self._hub = hub
         self._deadline = deadline
         self._settings = settings
@@ -90,7 +91,7 @@ class StepDrafter:
         for num_tokens in self._book.ended:
             self.costs.add_finished(num_tokens)
         seen = [row for row in rows if row is not None]
-        chosen = self._policy.choose(self._snapshot(seen))
+        chosen = self._chosen(seen)
         wanted = [
             DraftRequest(row.request, each.budget.num_draft_tokens) for row, each in zip(seen, chosen, strict=True)
         ]
@@ -108,6 +109,7 @@ class StepDrafter:
         gone = self._book.forget(self._clock(), self._hub.holder_of)
         for request in gone:
             self._drafted.pop(request, None)
+            self._choices.forget()
         self._stepped.difference_update(gone)
         self._ngrams.forget(gone)
         self._hub.close(gone)
@@ -128,14 +130,26 @@ class StepDrafter:
         """About the drafter of the next step."""
         return self._hub.lessons if self._hub.is_serving else self._ngram_lessons
 
-    def _snapshot(self, seen: Sequence[SeenRow]) -> RoundSnapshot:
-        return RoundSnapshot(
-            sequences=[self._snapshot_of(row, self._updated_acceptance(row)) for row in seen],
-            num_sequences=len(seen),
-            now_s=self._clock(),
-            costs=self._costs_with(self._lessons),
-            trials=self._hub_trials if self._hub.is_serving else self._ngram_trials,
-        )
+    def _chosen(self, seen: Sequence[SeenRow]) -> list[Choice]:
+        acceptances = [self._updated_acceptance(row) for row in seen]
+        sequences = [self._snapshot_of(row, each) for row, each in zip(seen, acceptances, strict=True)]
+
+        def snapshot() -> RoundSnapshot:
+            return RoundSnapshot(
+                sequences=sequences,
+                num_sequences=len(sequences),
+                now_s=self._clock(),
+                costs=self._costs_with(self._lessons),
+                trials=self._hub_trials if self._hub.is_serving else self._ngram_trials,
+            )
+
+        about = [
+            id(self._lessons),
+            *((row.request, each.max_draft_tokens) for row, each in zip(seen, sequences, strict=True)),
+        ]
+        chosen = self._choices.choose(about, snapshot, is_urgent=any(each.num_to_prefill for each in sequences))
+        pairs = zip(chosen, sequences, strict=True)
+        return [choice._replace(budget=each.fitting(choice.budget)) for choice, each in pairs]
 
     def _snapshot_of(self, row: SeenRow, acceptance: Acceptance) -> SequenceSnapshot:
         request, is_by_hub = row.request, self._hub.is_serving

@@ -22,8 +22,8 @@ from starspec.policy.length.snapshot import OFF, PLAIN_TRIAL, Choice, RoundSnaps
 from starspec.policy.length.trials import Trials
 from starspec.speculation.budget import DraftBudget
 
-MIN_GAIN: Final = 1.0  # times the speed without drafts, to begin drafting ...
-MIN_GAIN_ON: Final = 0.96  # ... and to go on: acceptance is not known so well that less would be a reason to stop
+MIN_GAIN: Final = 1.03  # times the speed without drafts, to begin drafting: costs are known to a few per cent ...
+MIN_GAIN_ON: Final = 0.99  # ... and to go on, so that a small change decides nothing
 FIRST_STEPS: Final = 2  # depth of the first drafts
 GROWTH: Final = 2  # a round may be so many times as deep as the deepest one before, and as large as the largest
 DOUBTFUL_GAIN: Final = 1.6  # above it no round is tried without drafts: they could not be so much quicker than thought

@@ -2,14 +2,15 @@
 
 A step over few tokens takes as long as reading the weights; a step over many tokens takes as long as computing. Where
 one turns into the other depends on machine, model and context. So only one thing is assumed: fewer tokens never take
-longer. The cost of a size is therefore at most the cost of any larger size, and a measurement on a busy machine cannot
-raise a smaller size above that size's own measurement. A size that is larger or smaller than all measured sizes is
-assumed to be cheap, so that it is tried.
+longer. Sizes that were measured otherwise are given their common mean (isotonic regression). To take the least of them
+instead would make all drafts look cheap on a machine whose steps vary. A size that is larger or smaller than all
+measured sizes is assumed to be cheap, so that it is tried.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from starspec.policy.estimators import DecayedMean
 
 WEIGHT: Final = 0.1  # of a new measurement, once there are many
 MAX_RATIO: Final = 2.0  # of a measurement to what was known: one interrupted step says little
+NUM_WEIGHED: Final = 10  # measurements of a size that count, at most: the mean is of no more
 FEW: Final = 3  # measurements, of which the shortest counts: the first steps of a server take longer
 NUM_STEPS: Final = 2048  # a size unmeasured for so many is forgotten, and tried again: its cost may have changed
 
@@ -103,9 +105,21 @@ class StepCost:
         """The measured sizes in order, and the seconds of each, at most those of any larger one."""
         if self._curve is None:
             measured = sorted(self._by_size)
-            seconds = np.array([self._by_size[size].value for size in measured])
-            self._curve = np.array(measured, float), np.minimum.accumulate(seconds[::-1])[::-1]
+            self._curve = np.array(measured, float), _isotonic([self._by_size[size] for size in measured])
         return self._curve
+
+
+def _isotonic(measured: Sequence[_Seconds]) -> NDArray[np.float64]:
+    """The seconds that never fall and are closest to these: weighted least squares, by pooling adjacent violators."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, sizes
+    for each in measured:
+        mean, weight, num = each.value, float(min(each.count, NUM_WEIGHED)), 1
+        while pools and pools[-1][0] > mean:
+            before, weight_before, num_before = pools.pop()
+            mean = (mean * weight + before * weight_before) / (weight + weight_before)
+            weight, num = weight + weight_before, num + num_before
+        pools.append((mean, weight, num))
+    return np.repeat([mean for mean, _, _ in pools], [num for _, _, num in pools])
 
 
 def _rounded(size: int) -> int:
