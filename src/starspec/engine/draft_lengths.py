@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from starspec.client.pace import PacedChoices
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestKey
 from starspec.policy.length.acceptance import SHRUNK_FADE, Acceptance
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.divergence import DivergenceHistory
 from starspec.policy.length.hub_lessons import HubLessons
-from starspec.policy.length.pace import PacedChoices
 from starspec.policy.length.snapshot import OFF, Choice, LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.stop_threshold import StopThreshold
 from starspec.policy.length.trials import Trials

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from starspec.client.pace import PacedChoices
 from starspec.integrations.vllm.draft import NO_DRAFT, Draft, DraftRequest, LocalNgramDrafts
 from starspec.integrations.vllm.hub_client import HubClient
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
@@ -19,7 +20,6 @@ from starspec.policy.length.costs import Costs
 from starspec.policy.length.fixed import FixedLength
 from starspec.policy.length.goodput import Goodput
 from starspec.policy.length.hub_lessons import HubLessons
-from starspec.policy.length.pace import PacedChoices
 from starspec.policy.length.snapshot import Choice, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.trials import Trials
 from starspec.speculation.budget import DraftBudget

@@ -4,7 +4,6 @@ fixed.py            the configured budget, a table by batch size, or none in lar
 adaedl.py, dsde.py  as the papers have it
 goodput.py          the most expected tokens per second: `expected_speed.py` weighs lengths by what costs were
                     measured (`costs.py` and its three parts), `trials.py` bounds what is tried in order to learn more
-pace.py             how often a policy is asked
 by_request.py       a request's own policy
 make.py             the policies that a config names
 hub_lessons.py      what was learnt about one hub, in one object

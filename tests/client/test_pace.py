@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from starspec.policy.length.pace import MAX_REUSED, SHARE, PacedChoices
+from starspec.client.pace import MAX_REUSED, SHARE, PacedChoices
 from starspec.policy.length.snapshot import Choice, Reason, RoundSnapshot
 from starspec.speculation.budget import DraftBudget
 
