@@ -1,5 +1,7 @@
 """The offline API, like vLLM's `LLM`: a target and its hub take turns on one thread of this process.
 
+A hub that is told to run ahead has a process of its own instead.
+
 from starspec import LLM, SamplingParams
 
 llm = LLM(model="path/to/target", speculative_config={"model": "path/to/draft", "quantization": "int4"})
@@ -13,6 +15,7 @@ torch was imported before or the variables say something else.
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,7 +87,8 @@ class LLM:
 
     Args:
         model: Hugging Face folder, hub id, .gguf file, or "synthetic:...".
-        speculative_config: vLLM's keys and ours; None decodes plainly.
+        speculative_config: vLLM's keys and ours; None decodes plainly. With `"run_ahead": true` the draft computes
+            while the target does, in a process that ends with this LLM; `"device"` puts it on a device of its own.
         max_num_seqs: sequences decoded at once; more wait.
         batching: how they share forwards: a method's name, or with its window and bound.
         use_tqdm: show progress on standard error, while models load and, unless `generate` is told otherwise, while it
@@ -122,6 +126,7 @@ class LLM:
             runner = lay_out(load_runner(config), batching, self.stats.batch)
             drafts = local_drafts(config, runner.info, speculative_config, self.stats, self.tokenizer, max_num_seqs)
         self.engine = TargetEngine(runner, self.tokenizer, drafts, target_config, self.stats)
+        self._end_drafts = weakref.finalize(self, drafts.shutdown)
         self._request_numbers = itertools.count(1)
         self._takers: dict[RequestId, Callable[[EngineOutput], None]] = {}  # by open request: `generate` or a stream
 
@@ -134,8 +139,8 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Leave the hub. Idempotent."""
-        self.engine.drafts.shutdown()
+        """Leave the hub; one in a process of its own ends. Idempotent. Nothing can be answered afterwards."""
+        self._end_drafts()
 
     def generate(
         self,

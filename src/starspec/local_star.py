@@ -1,4 +1,7 @@
-"""A star within one process: the hub runs on the target's thread, while the target waits for it."""
+"""A star of one's own: the hub runs on the target's thread, while the target waits for it.
+
+A hub that runs ahead computes while the target does, so it gets a process of its own (`child_hub.py`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from starspec.cache.memory import check_together, machine_bytes
+from starspec.child_hub import ChildHub, ChildHubDrafts
 from starspec.config import HubConfig, ModelConfig, RemoteConfig, SpeculativeConfig
 from starspec.draft_methods import drafts_itself
 from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
@@ -15,6 +19,7 @@ from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
 from starspec.hub.build import LoadedDrafter, build_hub, load_drafter, terms_of
+from starspec.hub.checks import suited_to
 from starspec.hub.handshake import admit
 from starspec.hub.loop import HubLoop
 from starspec.ids import TargetId
@@ -41,7 +46,7 @@ def local_drafts(
     tokenizer: Any,
     max_num_seqs: int | None = None,
 ) -> Drafts:
-    """The drafts of a target without a hub elsewhere.
+    """The drafts of a target without a hub elsewhere. `shutdown` must be called: it may end a process.
 
     Args:
         info: what was found when the target was loaded.
@@ -54,7 +59,11 @@ def local_drafts(
     _check_remote(speculative.remote)
     policy = make_policy(speculative, max_num_seqs)
     own = own_drafts(speculative.method, speculative, policy, stats)
-    return own or LocalHub(target, info, speculative, tokenizer).drafts(policy, stats)
+    if own is not None:
+        return own
+    if speculative.runs_ahead:
+        return _child_drafts(target, info, speculative, tokenizer, policy, stats)
+    return LocalHub(target, info, speculative, tokenizer).drafts(policy, stats)
 
 
 def check_drafts(
@@ -79,7 +88,7 @@ def check_drafts(
         return
     draft_bytes = _check_draft(model, target.model, draft)
     if is_target_ours:
-        check_caches(target, draft_bytes)
+        check_caches(target, draft_bytes if model.device == target.device else 0)
 
 
 def check_caches(target: ModelConfig, draft_bytes: int) -> int:
@@ -123,6 +132,7 @@ def _resolved(target: str, speculative: SpeculativeConfig, tokenizer: Any) -> Dr
     if speculative.model is None:
         raise ConfigError("speculative config: give the draft's model")
     draft = resolve_draft(speculative)
+    suited_to(draft, DEFAULT_HUB)
     if draft.head is None and speculative.model != target:
         check_vocabularies(tokenizer, load_tokenizer(speculative.model))
     return draft
@@ -145,14 +155,13 @@ class LocalHub:
         config: HubConfig = DEFAULT_HUB,
     ) -> None:
         draft = _resolved(target.model, speculative, tokenizer)
+        if speculative.runs_ahead:
+            raise ConfigError("run_ahead: this hub takes turns with its target, so it cannot run ahead: leave it out")
         self._method = speculative.rejection_sample_method
         self.loaded = _load_draft(target, draft)
         self._transport = MemoryHub(partial(admit, terms_of(self.loaded, config)), is_coded=False)
         self._loop = HubLoop(build_hub(self.loaded, config), self._transport, time.monotonic)
-        fingerprint = vocab_fingerprint(tokenizer)
-        self._hello = Hello(
-            PROTOCOL_VERSION, TargetId("llm"), info.vocab_size, fingerprint, info.num_layers, info.hidden_size
-        )
+        self._hello = _hello(info, tokenizer)
 
     def connect(self) -> MemoryTarget:
         """A link for one more target. The hub works while a target waits."""
@@ -168,8 +177,28 @@ class LocalHub:
         return drafts
 
 
+def _child_drafts(
+    target: ModelConfig,
+    info: ModelInfo,
+    speculative: SpeculativeConfig,
+    tokenizer: Any,
+    policy: LengthPolicy,
+    stats: TargetStats,
+) -> Drafts:
+    """Drafts from a hub in a process of its own. Args, raises: as local_drafts."""
+    model = _draft_model(target, _resolved(target.model, speculative, tokenizer))
+    assert model is not None  # a draft that runs ahead has one
+    hub = ChildHub(speculative, model, target.model)
+    return ChildHubDrafts(hub, _hello(info, tokenizer), policy, stats, speculative.rejection_sample_method)
+
+
+def _hello(info: ModelInfo, tokenizer: Any) -> Hello:
+    fingerprint = vocab_fingerprint(tokenizer)
+    return Hello(PROTOCOL_VERSION, TargetId("llm"), info.vocab_size, fingerprint, info.num_layers, info.hidden_size)
+
+
 def _draft_model(target: ModelConfig, draft: DraftSpec) -> ModelConfig | None:
-    """The draft's model. It runs as the target does, with as many cache rows; only its weights may be quantized."""
+    """The draft's model. It runs as the target does, with as many cache rows, except for what its own config says."""
     return draft.config.draft_model(replace(target, num_threads=None, kv_budget_bytes=None))
 
 

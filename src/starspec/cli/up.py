@@ -134,6 +134,7 @@ def up(
     check_file(hub.audit_log, "--audit-log")
     model = _of_model(model, target)
     speculative = drafting.to_config()
+    _check_draft_device(speculative, star.draft_device)
     given.check_key_variable(api.api_key)
     config = StarConfig(
         model=model,
@@ -178,10 +179,19 @@ def _run_as(model: ModelConfig, draft: ModelConfig, star: StarOptions) -> ModelC
     )
 
 
+def _check_draft_device(speculative: SpeculativeConfig | None, device: str | None) -> None:
+    """Raises: ConfigError if two places say where the draft runs."""
+    if device is not None and speculative is not None and speculative.device is not None:
+        raise ConfigError("--draft-device and 'device' in --speculative-config say the same thing: give one of them")
+
+
 def _suited_to(speculative: SpeculativeConfig | None, hub: HubConfig) -> HubConfig:
     """Check early, and not in a child. Raises: ConfigError if the draft cannot do what the hub is told."""
     default = HubConfig()
-    if speculative is None or (hub.run_ahead, hub.share_prefixes) == (default.run_ahead, default.share_prefixes):
+    if speculative is None or (
+        speculative.run_ahead_mode is None
+        and (hub.run_ahead, hub.share_prefixes) == (default.run_ahead, default.share_prefixes)
+    ):
         return hub
     return suited_to(resolve_draft(speculative), hub)
 

@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
-from starspec.config.checks import at_least, build, check_words, is_probability
+from starspec.config.checks import at_least, build, check_words, is_probability, one_of
+from starspec.config.hub import RunAhead
 from starspec.config.limits import MAX_DRAFT_TOKENS, MAX_TOP_K
-from starspec.config.model import ModelConfig, Quantization
+from starspec.config.model import ModelConfig, Quantization, check_device
 from starspec.draft_methods import DRAFT_METHODS, DraftMethod, MethodTraits
 from starspec.errors import ConfigError
 from starspec.speculation.acceptance import SampleMethod
@@ -58,6 +59,8 @@ class SpeculativeConfig:
     method: DraftMethod = "draft_model"
     model: str | None = None  # draft or EAGLE head; None with `remote.endpoint` (the hub has it) or method ngram
     quantization: Quantization = "none"  # of the draft's weights
+    device: str | None = None  # of the draft; None = as the target's
+    run_ahead: RunAhead | bool | None = None  # as --run-ahead of a hub; true = auto, false = off, None = not said
     num_speculative_tokens: int | None = None  # K: depth of the chain, 0..64, at most; None = as the policy has it
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()  # (first, last, K) by sequences
     eagle_topk: int = 1  # trees as SGLang names them: children of a node, 1 = a chain
@@ -81,6 +84,7 @@ class SpeculativeConfig:
             raise ConfigError(f"num_speculative_tokens must be 0 to {MAX_DRAFT_TOKENS}")
         self._check_tree()
         self._check_policy()
+        self._check_hub()
         _check_batch_sizes(self.num_speculative_tokens_per_batch_size)
         if self.disable_by_batch_size is not None:
             at_least("disable_by_batch_size", self.disable_by_batch_size, 1)
@@ -92,6 +96,18 @@ class SpeculativeConfig:
     @property
     def traits(self) -> MethodTraits:
         return DRAFT_METHODS[self.method]
+
+    @property
+    def run_ahead_mode(self) -> RunAhead | None:
+        """`run_ahead` in the hub's words; None = not said."""
+        if isinstance(self.run_ahead, bool):
+            return "auto" if self.run_ahead else "off"
+        return self.run_ahead
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the hub is told to run ahead, so that it cannot take turns with its target."""
+        return self.run_ahead_mode not in (None, "off")
 
     def draft_model(self, base: ModelConfig) -> ModelConfig | None:
         """The draft's model, which runs as `base` does except for what this config says; None if it has no model.
@@ -106,6 +122,7 @@ class SpeculativeConfig:
             base,
             model=self.model,
             quantization=self.quantization,
+            device=self.device or base.device,
             numerics="fast",  # the last bits of a draft decide nothing
             max_model_len=self.max_model_len or base.max_model_len,
         )
@@ -167,6 +184,19 @@ class SpeculativeConfig:
         if budget.num_steps == 0:
             raise ConfigError(f"num_draft_tokens is {self.num_draft_tokens}, but 0 steps draft nothing: leave one out")
 
+    def _check_hub(self) -> None:
+        """Raises: ConfigError if there is no draft here that could run on a device, or ahead."""
+        if self.run_ahead_mode is not None:
+            one_of("run_ahead", self.run_ahead_mode, get_args(RunAhead))
+        if self.device is not None:
+            check_device(self.device)
+        given = {"device": self.device is not None, "run_ahead": self.run_ahead_mode is not None}
+        names = " and ".join(name for name, is_given in given.items() if is_given)
+        if names and self.remote.endpoint is not None:
+            raise ConfigError(f"{names}: how a draft elsewhere runs is told to its hub: leave it out here")
+        if names and not self.traits.needs_model:
+            raise ConfigError(f"{names}: for drafts with a model, and method '{self.method}' has none: leave it out")
+
     def _check_policy(self) -> None:
         policy = self.length.policy
         if policy not in ("goodput", "fixed") and not self.traits.knows_probabilities:
@@ -188,6 +218,8 @@ class SpeculativeConfig:
         for key, part in (("remote", RemoteConfig), ("length", LengthConfig)):
             if isinstance(known.get(key), Mapping):
                 known[key] = build(part, known[key], f"{where}, {key}")
+        if isinstance(known.get("run_ahead"), str):
+            one_of(f"{where}: run_ahead", known["run_ahead"], get_args(RunAhead))
         config = build(cls, known, where)
         depths = (known.get("num_speculative_tokens"), config.num_steps)
         if None not in depths and depths[0] != depths[1]:

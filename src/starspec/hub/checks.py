@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from starspec.config import HubConfig
 from starspec.errors import ConfigError
 from starspec.models.resolve import DraftSpec
 from starspec.wire.callers import keys_to_listen
 from starspec.wire.keys import Keys
+
+DEFAULTS: Final = HubConfig()
 
 
 def keys_of(config: HubConfig) -> Keys | None:
@@ -24,14 +27,21 @@ def target_of_head(target: str | None) -> str:
 
 
 def suited_to(draft: DraftSpec, config: HubConfig) -> HubConfig:
-    """The hub's config without what the draft cannot do: `auto` becomes `off` for a draft that cannot run ahead.
+    """The hub's config with what the speculative config says of running ahead, and without what the draft cannot do.
 
-    Raises: ConfigError if the hub is told to run ahead, or to share prefixes between targets, and the draft cannot.
+    `auto` of the hub's config becomes `off` for a draft that cannot run ahead.
+
+    Raises: ConfigError if the hub is told to run ahead, or to share prefixes between targets, and the draft cannot; or
+        if the two configs say different things.
     """
-    why_not = draft.traits.why_not_ahead
-    if why_not is None:
-        return config
+    why_not, asked = draft.traits.why_not_ahead, draft.config.run_ahead_mode
     told = f"is for draft models: this draft {why_not}, leave the option out"
+    if asked is not None and config.run_ahead not in (DEFAULTS.run_ahead, asked):
+        raise ConfigError(f"--run-ahead {config.run_ahead} and run_ahead '{asked}' of the speculative config: give one")
+    if why_not is None:
+        return config if asked is None else replace(config, run_ahead=asked)
+    if draft.config.runs_ahead:
+        raise ConfigError(f"run_ahead of the speculative config {told}")
     if config.run_ahead in ("chain", "outcomes"):
         raise ConfigError(f"--run-ahead {config.run_ahead} {told}")
     if config.share_prefixes == "hub":

@@ -133,7 +133,11 @@ def _hub(star: StarConfig, speculative: SpeculativeConfig, ports: StarPorts, env
     draft = speculative.draft_model(replace(star.draft, num_rows=num_rows))
     process = _process(star, "hub")
     config = HubProcess(hub=hub, speculative=speculative, draft=draft, target=star.model.model, process=process)
-    # a hub only makes targets faster: they go on without it
+    return hub_spec(config, environment)
+
+
+def hub_spec(config: HubProcess, environment: dict[str, str]) -> ChildSpec:
+    """A hub to start. It only makes targets faster: they go on without it."""
     return _spec("draft", config, environment, stop_stage=HUB_STAGE, is_essential=False)
 
 
@@ -192,4 +196,6 @@ def trace_part(folder: Path, name: str) -> Path:
 def _of_target(speculative: SpeculativeConfig, hub_endpoint: str) -> SpeculativeConfig:
     """What a target needs to know. How the hub drafts is the hub's business."""
     remote = replace(speculative.remote, endpoint=hub_endpoint)
-    return replace(speculative, method="draft_model", model=None, quantization="none", remote=remote)
+    return replace(
+        speculative, method="draft_model", model=None, quantization="none", device=None, run_ahead=None, remote=remote
+    )
