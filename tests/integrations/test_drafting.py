@@ -92,6 +92,39 @@ def test_where_a_step_costs_what_its_tokens_do_drafts_are_left_to_probes(
     )
 
 
+def rests(logs: Sequence[Any]) -> list[float]:
+    return [each["seconds"] for each in logs if "takes more time than its drafts save" in each["event"]]
+
+
+def test_fixed_lengths_are_kept_and_a_hub_that_does_not_pay_for_them_is_left_alone_and_told_of() -> None:
+    with capture_logs() as logs:
+        vllm = ToyVllm(adaptive=False, fallback="none", token_s=0.005)
+        request = vllm.submit(PROMPT, 401)
+        vllm.run()
+        assert request.num_drafted == request.num_accepted == 320, "four of each five tokens"
+        assert not rests(logs)
+        vllm.hub.mood = "lying"  # each draft is verified in vain
+        seconds = seconds_of(vllm, 1)
+    alone = ToyVllm(token_s=0.005, fallback="none")
+    alone.hub.kill()
+    assert seconds < 1.2 * seconds_of(alone, 1) + 1.0
+    assert rests(logs)
+    assert min(rests(logs)) > 1.0
+
+
+def test_a_hub_that_was_left_alone_is_tried_again_and_used_once_it_pays() -> None:
+    vllm = ToyVllm(adaptive=False, fallback="none", token_s=0.005)
+    vllm.hub.mood = "lying"
+    in_vain = vllm.submit(PROMPT, 401)
+    vllm.run()
+    assert in_vain.num_drafted < 0.5 * 4 * 401
+    vllm.hub.mood = "good"
+    vllm.rest(60.0)
+    request = vllm.submit(PROMPT, 401)
+    vllm.run()
+    assert request.num_accepted >= 300, "but for steps that measure plain decoding"
+
+
 def test_where_drafts_do_not_pay_few_steps_wait_for_a_probe_however_requests_come_and_go() -> None:
     def seconds_of_stream(vllm: ToyVllm) -> float:
         """Four at a time, which began at different times and are replaced as they end."""

@@ -12,6 +12,7 @@ from toy_vllm import ToyVllm
 
 from starspec.integrations.vllm.drafting import StepDrafter
 from starspec.integrations.vllm.hub_client import HubClient
+from starspec.integrations.vllm.hub_cost import account_of
 from starspec.integrations.vllm.settings import VllmSettings
 from starspec.policy.deadline import StepTimeDeadline
 
@@ -24,8 +25,8 @@ FIRST_S = 1.0  # after this
 class ServedVllm(ToyVllm):
     """With a hub behind a real link instead of the toy one; None = no hub answers."""
 
-    def __init__(self, hub: type[GoodHub] | None) -> None:
-        super().__init__(token_s=STEP_TOKEN_S, fallback="none")
+    def __init__(self, hub: type[GoodHub] | None, *, adaptive: bool) -> None:
+        super().__init__(token_s=STEP_TOKEN_S, fallback="none", adaptive=adaptive)
         if hub is None:
             self.hub.kill()
             return
@@ -35,13 +36,13 @@ class ServedVllm(ToyVllm):
         self.hub.clock = clock  # type: ignore[assignment]
         self.deadline = StepTimeDeadline(None)
         link = linked_to(hub(clock), clock)
-        self.client = HubClient(link, self.deadline, VOCAB_SIZE, 0.0, clock)
-        settings = VllmSettings(fallback="none")
+        settings = VllmSettings(fallback="none", adaptive=adaptive)
+        self.client = HubClient(link, self.deadline, VOCAB_SIZE, 0.0, clock, account_of(settings))
         self.drafter = StepDrafter(self.client, self.deadline, settings, 4, 512, clock)
 
 
-def seconds_of(hub: type[GoodHub] | None) -> float:
-    vllm = ServedVllm(hub)
+def seconds_of(hub: type[GoodHub] | None, *, adaptive: bool = True) -> float:
+    vllm = ServedVllm(hub, adaptive=adaptive)
     prompt, started_s = [1, 2, 3], vllm.clock.now
     request = vllm.submit(prompt, NUM_TOKENS)
     vllm.run(1000)
@@ -57,13 +58,18 @@ def plain_s() -> float:
     return seconds_of(None)
 
 
-def test_a_good_hub_makes_it_faster() -> None:
-    assert seconds_of(GoodHub) < 0.8 * plain_s()
+LENGTHS = pytest.mark.parametrize("adaptive", [True, False], ids=["lengths that adapt", "fixed lengths"])
 
 
+@LENGTHS
+def test_a_good_hub_makes_it_faster(adaptive: bool) -> None:
+    assert seconds_of(GoodHub, adaptive=adaptive) < 0.8 * plain_s()
+
+
+@LENGTHS
 @pytest.mark.parametrize("hub", HOSTILE, ids=lambda hub: hub.__name__)
-def test_no_hub_makes_vllm_much_slower(hub: type[GoodHub]) -> None:
+def test_no_hub_makes_vllm_much_slower(hub: type[GoodHub], adaptive: bool) -> None:
     with capture_logs() as logs:
-        seconds = seconds_of(hub)
+        seconds = seconds_of(hub, adaptive=adaptive)
     assert seconds - FIRST_S <= MOST * plain_s()
     assert len(logs) <= 2 * seconds

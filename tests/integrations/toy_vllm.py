@@ -16,6 +16,7 @@ from toy_hub import ToyHub, VirtualClock
 
 from starspec.integrations.vllm.drafting import StepDrafter
 from starspec.integrations.vllm.hub_client import HubClient
+from starspec.integrations.vllm.hub_cost import account_of
 from starspec.integrations.vllm.settings import VllmSettings
 from starspec.policy.deadline import StepTimeDeadline
 
@@ -62,7 +63,8 @@ class ToyVllm:
         deadline_ms = settings.get("deadline_ms")
         self.deadline = StepTimeDeadline(None if deadline_ms is None else deadline_ms / 1e3)
         known = VllmSettings(**settings)
-        self.client = HubClient(self.hub, self.deadline, VOCAB_SIZE, known.draft_p_min, self.clock)
+        account = account_of(known)
+        self.client = HubClient(self.hub, self.deadline, VOCAB_SIZE, known.draft_p_min, self.clock, account)
         self.drafter = StepDrafter(self.client, self.deadline, known, num_tokens, MAX_MODEL_LEN, self.clock)
         self.rows: list[ToyRequest] = []
         self.waiting: list[ToyRequest] = []

@@ -42,6 +42,10 @@ class HubAccount:
         """Whether to ask for no drafts, and to wait for none."""
         return now < self._rests_until_s
 
+    def rest_s(self, now: float) -> float:
+        """Seconds that the rest still lasts; 0 = none."""
+        return max(0.0, self._rests_until_s - now)
+
     @property
     def is_doubtful(self) -> bool:
         """Whether drafts save so little that plain rounds have to be measured, to compare them with."""

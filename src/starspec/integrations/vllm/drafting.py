@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from starspec.client.pace import PacedChoices
 from starspec.integrations.vllm.draft import NO_DRAFT, Draft, DraftRequest, LocalNgramDrafts
 from starspec.integrations.vllm.hub_client import HubClient
+from starspec.integrations.vllm.hub_cost import HubCost
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
 from starspec.integrations.vllm.settings import VllmSettings
 from starspec.policy.deadline import StepTimeDeadline
@@ -67,6 +68,8 @@ class StepDrafter:
         self._hub_trials, self._ngram_trials = Trials(), Trials()
         self._ended_s: float | None = None  # when the last step ended
         self._stepped: set[KnownRequest] = set()  # requests that got tokens in it
+        self._cost = None if hub.account is None else HubCost(hub.account, clock)
+        self._is_by_hub = False  # the drafts of the last step
 
     @property
     def costs(self) -> Costs:
@@ -86,14 +89,17 @@ class StepDrafter:
         if self._ended_s is not None:
             self._deadline.note_step(now - self._ended_s)
             self.costs.add_step(self._size_of_step(rows), now - self._ended_s)
+            self._end_account(rows, now - self._ended_s, now)
         # answers that `maintain` received during vLLM's step
         self._hub.lessons.weigh_answers(is_prefilling=self._hub.is_prefilling)
         for num_tokens in self._book.ended:
             self.costs.add_finished(num_tokens)
         seen = [row for row in rows if row is not None]
         chosen = self._chosen(seen)
+        is_plain = self._is_plain_step_due(len(seen), now)
         wanted = [
-            DraftRequest(row.request, each.budget.num_draft_tokens) for row, each in zip(seen, chosen, strict=True)
+            DraftRequest(row.request, 0 if is_plain else each.budget.num_draft_tokens)
+            for row, each in zip(seen, chosen, strict=True)
         ]
         drafts = self._ask(wanted)
         for row in seen:
@@ -124,6 +130,25 @@ class StepDrafter:
         if not rows or None in rows or not requests <= self._stepped:
             return None
         return len(rows) + sum(len(self._drafted[each].last.token_ids) for each in requests)
+
+    def _is_plain_step_due(self, num_rows: int, now: float) -> bool:
+        is_hub_lost = not self._hub.is_serving
+        return self._cost is not None and self._cost.is_plain_step_due(num_rows, now, is_hub_lost=is_hub_lost)
+
+    def _end_account(self, rows: Sequence[SeenRow | None], step_s: float, now: float) -> None:
+        """Tell the account what vLLM's step took and gained, if its time is that of its rows."""
+        if self._cost is None or self._size_of_step(rows) is None:
+            return
+        going_on = [row for row in rows if row is not None]
+        drafted = [(len(self._drafted[row.request].last.token_ids), row.num_new - 1) for row in going_on]
+        self._cost.end_step(
+            step_s,
+            len(going_on),
+            sum(min(num_drafted, num_accepted) for num_drafted, num_accepted in drafted),
+            now,
+            has_drafts=any(num_drafted for num_drafted, _ in drafted),
+            is_by_hub=self._is_by_hub,
+        )
 
     @property
     def _lessons(self) -> HubLessons:
@@ -179,8 +204,11 @@ class StepDrafter:
         """Ask the hub, and measure how long it takes. If it does not serve, use the requests' own n-grams."""
         asked_s = self._clock()
         drafts = self._hub.draft(wanted)
+        self._is_by_hub = drafts is not None
         if drafts is None:
             drafts = {} if self._settings.fallback == "none" else self._ngrams.draft(wanted)
         now, lengths = self._clock(), [len(draft.token_ids) for draft in drafts.values()]
         self._hub.lessons.weigh_step(now - asked_s, lengths, is_prefilling=self._hub.is_prefilling)
+        if self._cost is not None:
+            self._cost.account.add_time(now - asked_s)
         return drafts

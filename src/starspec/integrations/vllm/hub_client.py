@@ -14,6 +14,7 @@ from starspec.client.tag import HubTag
 from starspec.integrations.vllm.draft import Draft, DraftRequest
 from starspec.integrations.vllm.rows import KnownRequest
 from starspec.policy.deadline import StepTimeDeadline
+from starspec.policy.hub_account import HubAccount
 from starspec.policy.length.hub_lessons import HubLessons
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
@@ -30,6 +31,7 @@ class HubClient:
         vocab_size: as in the handshake. The hub drops a whole multipart that has another token id.
         p_min: of each draft, as in `DraftBudget`.
         clock: seconds, monotonic.
+        account: as HubConnection.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class HubClient:
         vocab_size: int,
         p_min: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        account: HubAccount | None = None,
     ) -> None:
+        self.account = account
         self._transport = transport
         self._vocab_size = vocab_size
         self._p_min = p_min
         self._clock = clock
-        self._hub = HubConnection(transport, deadline, self, clock)
+        self._hub = HubConnection(transport, deadline, self, clock, account)
         self._tags: dict[KnownRequest, HubTag] = {}
 
     @property
@@ -54,8 +58,8 @@ class HubClient:
 
     @property
     def is_serving(self) -> bool:
-        """Whether the next step can get proposals. During a pause with a slow hub it cannot."""
-        return self.is_here and not self._hub.record.patience.is_pausing
+        """Whether the next step can get proposals. During a pause with a slow hub, or a rest from it, it cannot."""
+        return self.is_here and not self._hub.is_pausing
 
     @property
     def num_found(self) -> int:
@@ -108,7 +112,7 @@ class HubClient:
         self._hub.receive(0.0)
         if self._hub.is_lost:
             return None
-        if self._hub.end_paused_step():
+        if self._hub.end_paused_step() or self._hub.is_pausing:
             for each_tag in self._tags.values():
                 each_tag.fall_behind()
             return None

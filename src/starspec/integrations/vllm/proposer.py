@@ -29,6 +29,7 @@ from starspec.ids import TargetId
 from starspec.integrations.vllm.cpu_sampler import patch_sampler
 from starspec.integrations.vllm.drafting import StepDrafter
 from starspec.integrations.vllm.hub_client import HubClient
+from starspec.integrations.vllm.hub_cost import account_of
 from starspec.integrations.vllm.settings import VllmSettings, load_settings
 from starspec.integrations.vllm.shared_cores import advise
 from starspec.integrations.vllm.versions import check_version
@@ -140,7 +141,7 @@ def _make_drafter(settings: VllmSettings, vllm_config: Any, vllm_version: str) -
         )
     deadline = StepTimeDeadline(None if settings.deadline_ms is None else settings.deadline_ms / 1e3)
     transport = ZmqTarget(settings.hub, hello, keys, settings.insecure)
-    hub = HubClient(transport, deadline, hello.vocab_size, settings.draft_p_min)
+    hub = HubClient(transport, deadline, hello.vocab_size, settings.draft_p_min, account=account_of(settings))
     num_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
     return StepDrafter(hub, deadline, settings, num_tokens, int(model_config.max_model_len))
 
