@@ -358,6 +358,20 @@ def test_what_rounds_otherwise_in_some_layers_only_is_found_out(odd, few_prefixe
     assert not attention_is_invariant(like, 8, AttentionMode.BY_TOKEN, [ScoreRule(0.2), odd])
 
 
+def test_sequences_that_cannot_attend_together_are_found_out_after_few_trials(monkeypatch):
+    """As with Gemma 2 in bfloat16: only full layers show it soon, and only where many tokens of two sequences do."""
+    trials = []
+
+    def is_as_alone(trial, prefix_lens, num_tokens):
+        trials.append(prefix_lens)
+        return len(prefix_lens) == 1 or num_tokens < 26 or trial._rule.window is not None
+
+    monkeypatch.setattr(ragged_attention._Trial, "is_as_alone", is_as_alone)
+    rules = [ScoreRule(0.2, window=4096, softcap=50.0), ScoreRule(0.2, softcap=50.0)]
+    assert not attention_is_invariant(RaggedCache(1, 1, 1, 2, 8), 4, AttentionMode.TOGETHER, rules)
+    assert len(trials) < 10
+
+
 def test_what_a_model_does_not_bear_together_is_tried_by_run(monkeypatch):
     monkeypatch.setattr(numerics, "attention_is_invariant", lambda *args: True)
     monkeypatch.setattr(

@@ -50,12 +50,15 @@ def attention_is_invariant(
 
 
 def _to_try(rules: Sequence[ScoreRule], like: RaggedCache) -> list[ScoreRule]:
-    """One rule of each kind. Narrow windows stand for wide ones, whose mask would hide nothing in the probe."""
+    """One rule of each kind, first those that hide least, which read most and so differ soonest.
+
+    Narrow windows stand for wide ones, whose mask would hide nothing in the probe.
+    """
     kinds = {}
     for rule in rules or [ScoreRule(like.keys[0].shape[3] ** -0.5)]:
         window = None if rule.window is None else min(rule.window, WIDEST_WINDOW)
         kinds[window, rule.softcap, rule.sinks is None] = replace(rule, window=window)
-    return list(kinds.values())
+    return sorted(kinds.values(), key=lambda rule: -(rule.window or max(PREFIX_LENS)))
 
 
 def _rule_is_invariant(like: RaggedCache, num_heads: int, mode: AttentionMode, rule: ScoreRule) -> bool:
@@ -68,24 +71,29 @@ def _rule_is_invariant(like: RaggedCache, num_heads: int, mode: AttentionMode, r
     in_turns = zip(itertools.cycle(PREFIX_LENS), range(1, MAX_TOKENS + 1))
     chains += [((prefix_len,), num_tokens) for prefix_len, num_tokens in in_turns]
     chains += [((prefix_len,), num) for prefix_len in NEAR_BLOCK_ENDS for num in (1, CHAIN_LEN, FEW_TOKENS)]
-    return all(trial.is_as_alone(*each) for each in (chains + _groups() if mode is AttentionMode.TOGETHER else chains))
+    # where sequences cannot attend together, few of them mostly show it
+    trials = [*_mixed(), *chains, *_longer()] if mode is AttentionMode.TOGETHER else chains
+    return all(trial.is_as_alone(*each) for each in trials)
 
 
-def _groups() -> list[tuple[tuple[int, ...], int]]:
+def _mixed() -> list[tuple[tuple[int, ...], int]]:
     """Prefix lengths of sequences that share a call, and how many tokens each has."""
     lengths = itertools.cycle(PREFIX_LENS)
-    mixed = [
+    return [
         (tuple(itertools.islice(lengths, num)), num_tokens)
         for num in NUMS_TOGETHER
         for num_tokens in range(1, MAX_TOKENS // num + 1, 1 + MAX_TOKENS // num // 8)
     ]
-    longer = [
+
+
+def _longer() -> list[tuple[tuple[int, ...], int]]:
+    """Two sequences, of which one reads masked slots up to each block."""
+    return [
         ((prefix_len, longest), num_tokens)
         for prefix_len in (*PREFIX_LENS, *NEAR_BLOCK_ENDS)
         for longest in range(prefix_len, max(PREFIX_LENS), KEY_BLOCK)
         for num_tokens in (1, CHAIN_LEN)
     ]
-    return mixed + longer
 
 
 class _Trial:
