@@ -276,6 +276,25 @@ async def test_a_text_of_many_tokens_is_refused_after_a_piece_of_it(
     codec.close()
 
 
+async def test_a_long_text_is_tokenized_without_offsets_and_masks(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "PIECE", 16)
+    codec = PromptCodec(tokenizer, (EOS,))
+    text = "wörld </s> 1 " * 9
+    expected = [tokenizer.encode(text, add_special_tokens=each) for each in (True, False)]
+    encode = tokenizer.encode
+
+    def short_only(text: str, **options: Any) -> list[int]:
+        assert len(text) <= 16, "it would keep Python's lock for long"
+        return list(encode(text, **options))
+
+    monkeypatch.setattr(tokenizer, "encode", short_only)
+    found = [await codec.encode(text, "prompt", 1000, add_special_tokens=each) for each in (True, False)]
+    assert found == expected
+    codec.close()
+
+
 async def test_many_tokens_are_decoded_as_a_batch_of_one(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "FEW_TOKENS", 2)
     codec = PromptCodec(tokenizer, (EOS,))
