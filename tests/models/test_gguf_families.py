@@ -8,6 +8,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     NemotronConfig,
+    Phi3Config,
     Qwen2Config,
     StableLmConfig,
 )
@@ -83,6 +84,15 @@ OF_FAMILIES = {
         window_and_head,
     ),
     "qwen2": (Qwen2Config, {}, lambda writer: writer.add_layer_norm_rms_eps(1e-6)),
+    "phi3": (
+        Phi3Config,
+        {"pad_token_id": 0},
+        lambda writer: (
+            writer.add_layer_norm_rms_eps(1e-5),
+            writer.add_rope_dimension_count(HIDDEN // HEADS),
+            writer.add_pad_token_id(0),
+        ),
+    ),
     "stablelm": (StableLmConfig, {}, lambda writer: writer.add_layer_norm_eps(1e-5)),
     "nemotron": (NemotronConfig, {}, lambda writer: writer.add_layer_norm_eps(1e-5)),
 }
