@@ -7,6 +7,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     NemotronConfig,
     Phi3Config,
     Qwen2Config,
@@ -14,6 +15,7 @@ from transformers import (
 )
 
 from starspec.config import ModelConfig
+from starspec.errors import ModelError
 from starspec.models.loading.load import load_runner
 from starspec.models.runner import Segment
 
@@ -114,3 +116,42 @@ def test_a_file_of_a_family_gives_the_weights_that_were_written(arch, tmp_path):
     token_ids = list(range(3, 33))
     logits = runner.forward([Segment(runner.cache.lease(), token_ids, len(token_ids))]).logits
     torch.testing.assert_close(logits, plain(torch.tensor([token_ids])).logits[0], atol=1e-3, rtol=1e-3)
+
+
+def test_a_gpt_oss_file_is_refused_since_transformers_reads_no_experts_of_it(tmp_path):
+    config = GptOssConfig(
+        vocab_size=len(TOKENS), hidden_size=HIDDEN, intermediate_size=INNER, num_attention_heads=8, head_dim=64,
+        num_key_value_heads=8, num_hidden_layers=1, num_local_experts=4, num_experts_per_tok=2, pad_token_id=0,
+    )  # fmt: skip
+    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "gpt-oss")
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(INNER)
+    writer.add_expert_feed_forward_length(INNER)
+    writer.add_head_count(8)
+    writer.add_head_count_kv(8)
+    writer.add_expert_count(4)
+    writer.add_expert_used_count(2)
+    writer.add_rope_freq_base(150000.0)
+    writer.add_key_length(64)
+    writer.add_value_length(64)
+    writer.add_layer_norm_rms_eps(1e-5)
+    add_vocabulary(writer)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT_OSS, 1)
+    for name, tensor in AutoModelForCausalLM.from_config(config).state_dict().items():
+        stem, dot, suffix = name.rpartition(".")
+        if name.endswith("sinks"):
+            writer.add_tensor("blk.0.attn_sinks.weight", tensor.numpy())
+        elif "experts" not in name:
+            writer.add_tensor(names.get_name(stem) + dot + suffix, tensor.numpy())
+    for expert in ("gate", "up", "down"):
+        shape = (4, HIDDEN, INNER) if expert == "down" else (4, INNER, HIDDEN)
+        writer.add_tensor(f"blk.0.ffn_{expert}_exps.weight", torch.randn(shape).numpy())
+        writer.add_tensor(f"blk.0.ffn_{expert}_exps.bias", torch.randn(shape[:2]).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match="transformers does not read all of this family: model.layers.0.mlp.* missing"):
+        load_runner(ModelConfig(model=str(tmp_path / "tiny.gguf"), max_model_len=64, numerics="fast"))

@@ -95,7 +95,8 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
             name, found, wanted = min(loaded["mismatched_keys"])
             raise ValueError(f"{name} is {list(found)}, but its header asks for {list(wanted)}")
         if loaded["missing_keys"]:  # transformers would use random numbers instead
-            raise ValueError(f"it is incomplete: {min(loaded['missing_keys'])} is missing")
+            name = min(loaded["missing_keys"])
+            raise ValueError(f"it is incomplete, or transformers does not read all of this family: {name} is missing")
         advance("writing the folder")
         apply(facts, model)
         model.save_pretrained(folder)
