@@ -153,5 +153,7 @@ def test_a_gpt_oss_file_is_refused_since_transformers_reads_no_experts_of_it(tmp
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ModelError, match="transformers does not read all of this family: model.layers.0.mlp.* missing"):
+    with pytest.raises(
+        ModelError, match=r"transformers does not read all of this family: model.layers.0.mlp.* missing"
+    ):
         load_runner(ModelConfig(model=str(tmp_path / "tiny.gguf"), max_model_len=64, numerics="fast"))
