@@ -122,7 +122,7 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path, cache
     [
         (
             {"without": ["blk.1.attn_q.weight"]},
-            "it is incomplete, or transformers does not read all of this family: model.layers.1.self_attn.q_proj.weight",
+            "it is incomplete, or transformers does not read all of this family: model.layers.1.self_attn.q_proj",
         ),
         ({"more": lambda writer: writer.add_uint16("split.count", 3)}, "it is one of 3 parts: merge them first"),
         (
