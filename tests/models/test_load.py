@@ -346,7 +346,7 @@ def test_a_refusal_names_the_model_and_comes_before_its_weights_are_read(llama):
 
 
 def test_a_refusal_of_the_models_code_names_the_model(llama, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise ModelError("its attention uses softcap")
 
     monkeypatch.setattr(PackedRunner, "forward", refuse)

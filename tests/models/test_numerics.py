@@ -229,8 +229,8 @@ def test_linears_that_round_by_row_count_are_reported_and_nothing_is_promised():
 def test_layers_that_round_by_row_count_are_reported_though_every_linear_is_fine():
     runner = make_runner(dtype=torch.float32)
     runner.attention_mode = AttentionMode.FAST
-    layer = runner.layers[0]
-    runner.layers[0] = dataclasses.replace(layer, input_norm=lambda x: layer.input_norm(x) * (1 + 1e-5 * len(x)))
+    layer = runner.fused_layers[0]
+    runner.fused_layers[0] = dataclasses.replace(layer, input_norm=lambda x: layer.input_norm(x) * (1 + 1e-5 * len(x)))
     settle_numerics(runner)
     assert not runner.is_invariant
     assert "the layers round differently" in runner.numerics_report

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
@@ -61,6 +62,7 @@ class PackedBatch:
     attention: BatchAttention
     logit_rows: Tensor  # rows whose logits are wanted, then padding up to the lowest row count
     num_logits: int  # rows wanted, without the padding
+    hidden: Tensor | None = None  # [R, C] from the stage before; None = the tokens are embedded here
 
 
 def plan_forwards(segments: Sequence[Segment], rows: RowRange) -> list[list[Piece]]:
@@ -78,7 +80,12 @@ def plan_forwards(segments: Sequence[Segment], rows: RowRange) -> list[list[Piec
 
 
 def build_batch(
-    pieces: Sequence[Piece], cache: RaggedCache, rows: RowRange, num_heads: int, mode: AttentionMode
+    pieces: Sequence[Piece],
+    cache: RaggedCache,
+    rows: RowRange,
+    num_heads: int,
+    mode: AttentionMode,
+    hidden: Tensor | None = None,
 ) -> PackedBatch:
     """Pack the pieces of one forward: their tokens in order, then padding up to the lowest row count.
 
@@ -88,6 +95,7 @@ def build_batch(
         rows: the row counts that the forward may have.
         num_heads: Hq, query heads of a layer.
         mode: how tokens outside of prefills attend.
+        hidden: [tokens, C] from the stage before, for these pieces; None = the tokens are embedded here.
     Raises: ValueError if a segment's parents are not in topological order.
     """
     token_ids: list[int] = []
@@ -129,6 +137,7 @@ def build_batch(
         attention=attention,
         logit_rows=to_tensor(logit_rows + logit_padding),
         num_logits=num_logits,
+        hidden=hidden if hidden is None else F.pad(hidden, (0, 0, 0, len(padding))),
     )
 
 

@@ -22,6 +22,7 @@ from starspec.models.attention.rotary import check_rotary, rotary_table
 from starspec.models.attention.scores import ScoreRule
 from starspec.models.batch import PackedBatch
 from starspec.models.fused_layer import AttentionShape, own_copy, take_layer, take_norm
+from starspec.models.layers import LayerRange
 from starspec.models.linear.interface import Packer, StepLinear
 from starspec.models.loading.transformers_calls import as_model_error
 from starspec.models.packed import FeatureTaps, PackedRunner, make_cache
@@ -64,51 +65,69 @@ class FusedRunner(PackedRunner):
         config: rows and lengths of the cache.
         info: facts about the model; its weight bytes are replaced by those of the packed linears.
         pack: makes a packed linear from a weight and a bias.
+        layers: those that `leave_out` has left; None = all.
     Raises: ModelError if the model is not of the family.
     """
 
-    def __init__(self, model: Any, config: ModelConfig, info: ModelInfo, pack: Packer) -> None:
+    def __init__(
+        self, model: Any, config: ModelConfig, info: ModelInfo, pack: Packer, layers: LayerRange | None = None
+    ) -> None:
         reason = why_not_fused(model.config)
         if reason is not None:
             raise ModelError(f"the fused path cannot run {info.name}: {reason}")
         check_rotary(info.name, model.config, info.max_model_len)
         body = model.model
-        attention = body.layers[0].self_attn
+        layers = layers or LayerRange.whole(len(body.layers))
+        own = range(layers.start, layers.end)
+        attention = body.layers[layers.start].self_attn
         num_heads, num_kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
         cache = make_cache(
-            model, config, info, num_layers=len(body.layers), num_kv_heads=num_kv_heads, head_dim=attention.head_dim
+            model, config, info, num_layers=layers.size, num_kv_heads=num_kv_heads, head_dim=attention.head_dim
         )
-        super().__init__(info, cache, num_heads, model.lm_head.weight.shape[0])
-        self.score_rules = [ScoreRule(attention.scaling, window) for window in layer_windows(model.config)]
+        super().__init__(info, layers, cache, num_heads)
+        windows = layer_windows(model.config)
+        self.score_rules = [ScoreRule(attention.scaling, windows[index]) for index in own]
         self._shape = AttentionShape(num_heads, num_kv_heads, attention.head_dim, self.score_rules)
+        self._hidden_size: int = model.config.hidden_size
         self._intermediate_size: int = model.config.intermediate_size
         with as_model_error(f"the rotary settings of '{info.name}' cannot be used"):
             self._rotary = rotary_table(model.config, cache.keys[0].shape[2], cache.dtype, cache.device)
-        self._embedding = own_copy(body.embed_tokens.weight)
-        self._final_norm = take_norm(body.norm)
-        self._head = pack(model.lm_head.weight.detach(), model.lm_head.bias)
+        self._embedding = own_copy(body.embed_tokens.weight) if layers.is_first else None
+        self._final_norm = take_norm(body.norm) if layers.is_last else None
+        self._head = pack(model.lm_head.weight.detach(), model.lm_head.bias) if layers.is_last else None
         model.lm_head = nn.Identity()
-        self.layers = [take_layer(body.layers, index, pack) for index in range(len(body.layers))]
+        self.fused_layers = [take_layer(body.layers, index, pack) for index in own]
         self._info = replace(info, num_weight_bytes=sum(each.num_bytes for each in self.step_linears))
 
     @property
     def step_linears(self) -> list[StepLinear]:
-        hidden_size = self._embedding.shape[1]
-        sizes = (hidden_size, self._num_heads * self._shape.head_dim, hidden_size, self._intermediate_size)
-        linears = [(linear, size) for layer in self.layers for linear, size in zip(layer.linears, sizes, strict=True)]
-        return [StepLinear(linear, size, linear.num_bytes) for linear, size in (*linears, (self._head, hidden_size))]
+        size = self._hidden_size
+        sizes = (size, self._num_heads * self._shape.head_dim, size, self._intermediate_size)
+        pairs = [pair for layer in self.fused_layers for pair in zip(layer.linears, sizes, strict=True)]
+        if self._head is not None:
+            pairs.append((self._head, size))
+        return [StepLinear(linear, size, linear.num_bytes) for linear, size in pairs]
 
     def _run(self, batch: PackedBatch, taps: FeatureTaps) -> Tensor:
-        hidden = F.embedding(batch.token_ids, self._embedding)  # [R, C]
+        hidden = self._entering(batch)  # [R, C]
         rotation = self._shape.rotation(self._rotary, batch.positions)
-        for index, layer in enumerate(self.layers):
-            taps.show(index, hidden)
+        for index, layer in enumerate(self.fused_layers):
+            taps.show(self._layers.start + index, hidden)
             attended = self._shape.attend(index, layer, layer.qkv(layer.input_norm(hidden)), rotation, batch.attention)
             hidden = layer.output(attended).add_(hidden)
             gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, dim=-1)
             hidden = layer.down(F.silu(gate).mul_(up)).add_(hidden)
-        if taps.wants(len(self.layers)):
-            taps.show(len(self.layers), self._final_norm(hidden))
+        if self._final_norm is None or self._head is None:
+            return hidden
+        if taps.wants(self._layers.end):
+            taps.show(self._layers.end, self._final_norm(hidden))
         if batch.num_logits == 0:
             return self._no_logits
         return self._head(self._final_norm(hidden[batch.logit_rows]))
+
+    def _entering(self, batch: PackedBatch) -> Tensor:
+        """What the first of the layers takes: [R, C]."""
+        if self._embedding is not None:
+            return F.embedding(batch.token_ids, self._embedding)
+        assert batch.hidden is not None, "only the first stage begins with token ids"
+        return batch.hidden

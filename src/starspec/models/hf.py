@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -23,11 +24,14 @@ from transformers.pytorch_utils import Conv1D
 
 from starspec.config import ModelConfig
 from starspec.errors import ModelError
+from starspec.models.attention.ragged import BatchAttention
 from starspec.models.attention.rotary import check_rotary, pin_rotary
 from starspec.models.attention.scores import ScoreRule
 from starspec.models.batch import PackedBatch
+from starspec.models.layers import LayerRange
 from starspec.models.linear.interface import StepLinear
 from starspec.models.linear.swapped import SwappedLinear
+from starspec.models.loading.part import run_part
 from starspec.models.packed import FeatureTaps, PackedRunner, make_cache
 from starspec.models.runner import ModelInfo
 
@@ -55,17 +59,16 @@ class LayerSurvey:
 
     @classmethod
     @torch.inference_mode()
-    def of(cls, call: Callable[[PackedBatch], Any], device: torch.device) -> LayerSurvey:
+    def of(cls, call: Callable[[PackedBatch], Any], one_row: PackedBatch) -> LayerSurvey:
         """Ask all layers of a model.
 
         Args:
             call: runs the model over a packed batch.
-            device: of the model.
+            one_row: a batch of one token; its attention is replaced.
         Raises: ModelError if a layer's attention is not starspec's, or if the layers cannot share a cache.
         """
         survey = cls()
-        zeros = torch.zeros(1, dtype=torch.int64, device=device)
-        call(PackedBatch(token_ids=zeros, positions=zeros, attention=survey, logit_rows=zeros, num_logits=1))
+        call(replace(one_row, attention=survey))
         if sorted(survey._rules) != list(range(len(survey._rules))) or not survey._rules:
             raise ModelError("not all of its layers attend through transformers' attention interface")
         if len(set(survey._sizes.values())) > 1:
@@ -91,19 +94,24 @@ class LayerSurvey:
         return [self._rules[layer] for layer in range(len(self._rules))]
 
 
-def check_windows(config: Any, rules: Sequence[ScoreRule], max_model_len: int) -> None:
+def check_windows(config: Any, rules: Sequence[ScoreRule], max_model_len: int, first: int = 0) -> None:
     """Refuse a model that has a window by its config of which its layers do not tell attention.
 
     Such a model shows the window to its own masks only.
 
+    Args:
+        config: transformers' config of the model.
+        rules: of consecutive layers.
+        max_model_len: tokens of the longest sequence.
+        first: the layer with the first rule.
     Raises: ModelError that names the window and the largest `max_model_len` at which it has no effect.
     """
     text = config.get_text_config(decoder=True)
     window = getattr(text, "sliding_window", None)
     if window is None or window >= max_model_len:
         return
-    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * len(rules)
-    for layer, (kind, rule) in enumerate(zip(kinds, rules, strict=False)):
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * (first + len(rules))
+    for layer, (kind, rule) in enumerate(zip(kinds[first:], rules, strict=False), start=first):
         if kind == "sliding_attention" and rule.window is None:
             raise ModelError(
                 f"layer {layer} does not tell attention of its sliding window of {window} tokens, and sequences may "
@@ -156,6 +164,17 @@ def _widened(x: Tensor, width: int) -> Tensor:
 AttentionInterface.register(ATTENTION_NAME, ragged_attention)
 
 
+@dataclass(frozen=True, slots=True)
+class _Renumbered:
+    """`BatchAttention` for layers that count from the beginning of the model."""
+
+    attention: BatchAttention
+    first: int  # layer of the model that is layer 0 of the attention
+
+    def __call__(self, layer: int, query: Tensor, keys_values: Tensor, rule: ScoreRule) -> Tensor:
+        return self.attention(layer - self.first, query, keys_values, rule)
+
+
 class TransformersRunner(PackedRunner):
     """Runs a `transformers` causal LM with its own modules.
 
@@ -163,41 +182,60 @@ class TransformersRunner(PackedRunner):
         model: in evaluation mode, on its device, in its dtype.
         config: rows and lengths of the cache.
         info: facts about the model.
+        layers: those that `leave_out` has left; None = all.
     Raises: ModelError if the model's attention is not causal attention over keys and values; one token is run to find
         out.
     Effects: switches the model's attention implementation, and pins its rotary frequencies.
     """
 
-    def __init__(self, model: PreTrainedModel, config: ModelConfig, info: ModelInfo) -> None:
+    def __init__(
+        self, model: PreTrainedModel, config: ModelConfig, info: ModelInfo, layers: LayerRange | None = None
+    ) -> None:
         check_rotary(info.name, model.config, info.max_model_len)
         pin_rotary(model)
         model.set_attn_implementation(ATTENTION_NAME)
         self._model = model.eval()
+        self._layers = layers or LayerRange.whole(model.config.get_text_config(decoder=True).num_hidden_layers)
         try:
-            survey = LayerSurvey.of(self._call, model.device)
-            check_windows(model.config, survey.rules, info.max_model_len)
+            survey = LayerSurvey.of(self._call, self._one_row())
+            check_windows(model.config, survey.rules, info.max_model_len, self._layers.start)
         except ModelError as error:
             raise ModelError(f"'{info.name}' is not supported: {error}") from error
         num_heads, num_kv_heads, head_dim = survey.shape
         cache = make_cache(
             model, config, info, num_layers=len(survey.rules), num_kv_heads=num_kv_heads, head_dim=head_dim
         )
-        super().__init__(info, cache, num_heads, model.get_output_embeddings().weight.shape[0])
+        super().__init__(info, self._layers, cache, num_heads)
         self.score_rules = survey.rules
+
+    def _one_row(self) -> PackedBatch:
+        """A batch to ask the layers with: one token, and attention that is still to be put in."""
+        model = self._model
+        zeros = torch.zeros(1, dtype=torch.int64, device=model.device)
+        size = model.config.get_text_config(decoder=True).hidden_size
+        hidden = None if self._layers.is_first else torch.zeros(1, size, dtype=model.dtype, device=model.device)
+        return PackedBatch(zeros, zeros, attention=LayerSurvey(), logit_rows=zeros, num_logits=1, hidden=hidden)
 
     def _run(self, batch: PackedBatch, taps: FeatureTaps) -> Tensor:
         try:
-            output = self._call(batch, output_hidden_states=taps.is_open)
+            computed, output = self._call(batch, output_hidden_states=taps.is_open)
         except ModelError as error:
             raise ModelError(f"'{self.info.name}' is not supported: {error}") from error
-        for layer, hidden in enumerate(output.hidden_states if taps.is_open else ()):
+        seen = output.hidden_states if taps.is_open else ()  # the input of each layer here, then what leaves the norm
+        for layer, hidden in enumerate(seen, start=self._layers.start):
             taps.show(layer, hidden[0])
-        return output.logits[0]  # type: ignore[no-any-return]
+        return computed[0]
 
-    def _call(self, batch: PackedBatch, *, output_hidden_states: bool = False) -> Any:
+    def _call(self, batch: PackedBatch, *, output_hidden_states: bool = False) -> tuple[Tensor, Any]:
+        """As `run_part`."""
+        if not self._layers.is_first:  # modules know their number in the whole model, and the cache only these layers
+            batch = replace(batch, attention=_Renumbered(batch.attention, self._layers.start))
         before = CURRENT_BATCH.set(batch)
         try:
-            return self._model(
+            return run_part(
+                self._model,
+                self._layers,
+                batch.hidden,
                 input_ids=batch.token_ids.unsqueeze(0),
                 position_ids=batch.positions.unsqueeze(0),
                 use_cache=False,

@@ -21,6 +21,7 @@ from starspec.models.attention.ragged import Interruptible
 from starspec.models.attention.scores import ScoreRule
 from starspec.models.batch import PackedBatch, Piece, RowRange, build_batch, plan_forwards
 from starspec.models.graphs.cuda import StepGraphs
+from starspec.models.layers import LayerRange
 from starspec.models.linear.interface import StepLinear
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 
@@ -59,18 +60,21 @@ class FeatureTaps:
 class PackedRunner(ABC):
     """A `ModelRunner` that packs ragged segments into forwards of one flat row dimension.
 
+    If it has only some layers, it is a `Stage`.
+
     Args:
         info: facts about the model.
-        cache: the keys and values.
+        layers: those that it runs.
+        cache: their keys and values.
         num_heads: Hq, query heads of a layer.
-        vocab_size: V, columns of the logits.
     """
 
-    def __init__(self, info: ModelInfo, cache: RaggedCache, num_heads: int, vocab_size: int) -> None:
+    def __init__(self, info: ModelInfo, layers: LayerRange, cache: RaggedCache, num_heads: int) -> None:
         self._info = info
+        self._layers = layers
         self._cache = cache
         self._num_heads = num_heads
-        self._no_logits = torch.empty(0, vocab_size, dtype=cache.dtype, device=cache.device)
+        self._no_logits = torch.empty(0, info.vocab_size, dtype=cache.dtype, device=cache.device)
         self.rows = RowRange(lowest=1, highest=None)  # row counts of a forward; set by the numerics probe
         self.numerics_report = FAST_NUMERICS  # set by the numerics probe
         self.attention_mode = AttentionMode.FAST  # set by the numerics probe
@@ -80,6 +84,10 @@ class PackedRunner(ABC):
     @property
     def info(self) -> ModelInfo:
         return self._info
+
+    @property
+    def layers(self) -> LayerRange:
+        return self._layers
 
     @property
     def cache(self) -> RaggedCache:
@@ -112,30 +120,43 @@ class PackedRunner(ABC):
         segments: Sequence[Segment],
         feature_layers: Sequence[int] = (),
         *,
+        hidden: Tensor | None = None,
         is_obsolete: Callable[[], bool] | None = None,
     ) -> ForwardOutput:
-        """Run the model over the new tokens of several rows; see `ModelRunner.forward`.
+        """Run the layers over the new tokens of several rows; see `ModelRunner.forward`, and `Stage.forward` for parts.
 
         Args:
             segments: at most one for each row.
             feature_layers: as for `ModelRunner.forward`.
+            hidden: as for `Stage.forward`.
             is_obsolete: asked before the attention of each layer, or before each forward that is launched as a whole.
         Raises: ForwardAborted once `is_obsolete` returns True. CacheRangeError if a segment does not fit into its row
-            or two segments share a row. ValueError if a segment is malformed or a layer does not exist. After the
-            latter two, nothing has been written.
+            or two segments share a row. ValueError if a segment or `hidden` is malformed or a layer does not exist.
+            After the latter two, nothing has been written.
         """
         check_segments(segments, self._cache)
-        logits, features = [], []
+        self._check_hidden(segments, hidden)
+        outputs, first = [], 0
         for pieces in self._shares(segments):
             if is_obsolete is not None and self.graphs is not None and is_obsolete():
                 raise ForwardAborted("the result of this forward is not needed any more")
-            output = self._forward(pieces, feature_layers, is_obsolete)
-            logits.append(output.logits)
-            if output.features is not None:
-                features.append(output.features[: sum(piece.num_tokens for piece in pieces)])
+            rows = slice(first, first + sum(piece.num_tokens for piece in pieces))
+            first = rows.stop
+            entering = None if hidden is None else hidden[rows]
+            output = self._forward(pieces, feature_layers, entering, is_obsolete)
+            outputs.append(_without_padding(output, rows.stop - rows.start))
+        return self._joined(outputs)
+
+    def _joined(self, outputs: Sequence[ForwardOutput]) -> ForwardOutput:
+        """What several forwards gave, one after the other."""
+        if len(outputs) == 1:
+            return outputs[0]
+        features = [each.features for each in outputs if each.features is not None]
+        hidden = [each.hidden for each in outputs if each.hidden is not None]
         return ForwardOutput(
-            logits[0] if len(logits) == 1 else torch.cat([self._no_logits, *logits]),
+            torch.cat([self._no_logits, *(each.logits for each in outputs)]),
             torch.cat(features) if features else None,
+            torch.cat(hidden) if hidden else None,
         )
 
     def _shares(self, segments: Sequence[Segment]) -> Iterator[list[Piece]]:
@@ -147,14 +168,18 @@ class PackedRunner(ABC):
                 yield pieces
 
     def _forward(
-        self, pieces: Sequence[Piece], feature_layers: Sequence[int], is_obsolete: Callable[[], bool] | None
+        self,
+        pieces: Sequence[Piece],
+        feature_layers: Sequence[int],
+        hidden: Tensor | None,
+        is_obsolete: Callable[[], bool] | None,
     ) -> ForwardOutput:
-        """Run some pieces together. The features may include rows of padding."""
+        """Run some pieces together. Features and hidden states may include rows of padding."""
         if self.graphs is not None and self.attention_mode in (AttentionMode.FAST, AttentionMode.IN_STEPS):
             output = self.graphs.forward(pieces, self.rows, feature_layers)
             if output is not None:
                 return output
-        batch = build_batch(pieces, self._cache, self.rows, self._num_heads, self.attention_mode)
+        batch = build_batch(pieces, self._cache, self.rows, self._num_heads, self.attention_mode, hidden)
         if is_obsolete is not None:
             batch = replace(batch, attention=Interruptible(batch.attention, is_obsolete))
         return self.run(batch, feature_layers)
@@ -163,12 +188,16 @@ class PackedRunner(ABC):
     def run(self, batch: PackedBatch, feature_layers: Sequence[int] = ()) -> ForwardOutput:
         """Run one packed batch.
 
-        Returns: the logits that the batch wants; features of all its rows [R, F], padding included.
-        Raises: ValueError if the model has no such features. Effects: those of the batch's attention.
+        Returns: the logits that the batch wants, or without the last layer the hidden states [R, C]; features [R, F].
+            The latter two are of all its rows, padding included.
+        Raises: ValueError if there are no such features. Effects: those of the batch's attention.
         """
         self._check_layers(feature_layers)
         taps = FeatureTaps(feature_layers)
-        return ForwardOutput(self._run(batch, taps)[: batch.num_logits], taps.joined())
+        computed = self._run(batch, taps)
+        if self._layers.is_last:
+            return ForwardOutput(computed[: batch.num_logits], taps.joined())
+        return ForwardOutput(self._no_logits, taps.joined(), computed)
 
     @property
     @abstractmethod
@@ -177,12 +206,37 @@ class PackedRunner(ABC):
 
     @abstractmethod
     def _run(self, batch: PackedBatch, taps: FeatureTaps) -> Tensor:
-        """Compute logits [len(batch.logit_rows), V], write keys and values, and show each layer's input to the taps."""
+        """Write keys and values, show each layer's input to the taps, and compute what comes out.
+
+        Returns: logits [len(batch.logit_rows), V]; without the last layer, hidden states [R, C].
+        """
 
     def _check_layers(self, feature_layers: Sequence[int]) -> None:
-        unknown = [layer for layer in feature_layers if not 0 <= layer <= self._info.num_layers]
+        first, last = self._layers.start, self._layers.end - (not self._layers.is_last)
+        unknown = [layer for layer in feature_layers if not first <= layer <= last]
         if unknown:
-            raise ValueError(f"{self._info.name} has hidden states 0 to {self._info.num_layers}, not {unknown[0]}")
+            raise ValueError(f"{self._info.name} has hidden states {first} to {last}, not {unknown[0]}")
+
+    def _check_hidden(self, segments: Sequence[Segment], hidden: Tensor | None) -> None:
+        if self._layers.is_first:
+            if hidden is not None:
+                raise ValueError("the first layers begin with token ids, not with hidden states")
+            return
+        wanted = (sum(segment.num_new for segment in segments), self._info.hidden_size)
+        if hidden is None or tuple(hidden.shape) != wanted or hidden.dtype != self._cache.dtype:
+            found = "none" if hidden is None else f"{list(hidden.shape)} {hidden.dtype}"
+            raise ValueError(
+                f"layers {self._layers} need hidden states {list(wanted)} {self._cache.dtype}, not {found}"
+            )
+
+
+def _without_padding(output: ForwardOutput, num_tokens: int) -> ForwardOutput:
+    features, hidden = output.features, output.hidden
+    return ForwardOutput(
+        output.logits,
+        None if features is None else features[:num_tokens],
+        None if hidden is None else hidden[:num_tokens],
+    )
 
 
 def check_segments(segments: Sequence[Segment], cache: KVCache) -> None:

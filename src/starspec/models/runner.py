@@ -10,6 +10,7 @@ from torch import Tensor
 
 from starspec.cache.kv_cache import KVCache
 from starspec.cache.ragged import RaggedCache
+from starspec.models.layers import LayerRange
 
 
 class Segment(NamedTuple):
@@ -38,8 +39,9 @@ class Segment(NamedTuple):
 class ForwardOutput(NamedTuple):
     """The result of a forward."""
 
-    logits: Tensor  # [sum of num_logits, V] in the model's dtype, in segment order
+    logits: Tensor  # [sum of num_logits, V] in the model's dtype, in segment order; only the last stage has any
     features: Tensor | None = None  # [sum of num_new, F]: the wanted layers of every new token, side by side
+    hidden: Tensor | None = None  # [sum of num_new, C] for the next stage; None = this was the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,37 @@ class ModelRunner(BatchRunner, Protocol):
         Args:
             is_obsolete: called repeatedly while the forward runs; once it returns True, the forward stops.
         Raises: ForwardAborted if it stopped.
+        """
+        ...
+
+
+class Stage(Protocol):
+    """A runner of some layers of a model, over a cache of their keys and values."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Of the whole model, but for the parameters and weight bytes, which are the stage's."""
+        ...
+
+    @property
+    def layers(self) -> LayerRange: ...
+
+    @property
+    def cache(self) -> RaggedCache: ...
+
+    def forward(
+        self, segments: Sequence[Segment], feature_layers: Sequence[int] = (), *, hidden: Tensor | None = None
+    ) -> ForwardOutput:
+        """As `BatchRunner.forward`, for the layers of the stage.
+
+        Args:
+            segments: the same at every stage, and in the same order, `num_logits` included: they decide how tokens are
+                computed together. Only the first stage reads the token ids.
+            feature_layers: some of those that the stage has: inputs of its layers, and of the last stage the output of
+                the final norm.
+            hidden: [sum of num_new, C], what the stage before gave for these segments; None at the first stage.
+        Returns: logits at the last stage, hidden states at the others.
+        Raises: also ValueError if the hidden states do not fit.
         """
         ...
 

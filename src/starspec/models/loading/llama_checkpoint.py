@@ -15,6 +15,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from starspec.models.layers import LayerRange
+from starspec.models.loading.part import leave_out
 from starspec.models.loading.tensors import UNREADABLE, tensor_files
 
 
@@ -49,19 +51,22 @@ class LlamaWeights(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.lm_head.weight.dtype
+        return next(self.parameters()).dtype
 
     @property
     def device(self) -> torch.device:
-        return self.lm_head.weight.device
+        return next(self.parameters()).device
 
-    def get_input_embeddings(self) -> nn.Embedding:
+    def get_input_embeddings(self) -> nn.Module:
         return self.model.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
 
     def take(self, tensors: dict[str, Tensor]) -> Self:
         """Use these tensors as the weights, without copying them. Returns: itself. Effects: the weights."""
         self.load_state_dict(tensors, strict=False, assign=True)
-        if self.config.tie_word_embeddings:
+        if self.config.tie_word_embeddings and isinstance(self.model.embed_tokens, nn.Embedding):  # not left out
             self.lm_head.weight = self.model.embed_tokens.weight
         return self.eval().requires_grad_(requires_grad=False)
 
@@ -120,25 +125,30 @@ class _Norm(nn.Module):
         self.variance_epsilon = eps
 
 
-def read_llama_checkpoint(folder: Path, config: Any, dtype: torch.dtype) -> LlamaWeights | None:
+def read_llama_checkpoint(
+    folder: Path, config: Any, dtype: torch.dtype, layers: LayerRange | None = None
+) -> LlamaWeights | None:
     """Read a checkpoint that has exactly the tensors that its config asks for.
 
     Args:
         folder: the model's folder.
         config: transformers' config of one of `FUSED_FAMILIES`.
         dtype: of the weights in memory.
+        layers: those whose tensors are read; None = all.
     Returns: None if tensors are missing or unknown, if one has an unexpected shape or type, or if a file cannot be
         read.
     """
     try:
         with torch.device("meta"):
             model = LlamaWeights(config)
-        wanted = {name: list(each.shape) for name, each in model.named_parameters()}  # a tied head has one name
-        by_file = defaultdict(list)
-        for name, file in tensor_files(folder).items():
-            by_file[file].append(name)
-        if {name for names in by_file.values() for name in names} != wanted.keys():
+        files = tensor_files(folder)
+        if files.keys() != {name for name, _ in model.named_parameters()}:  # a tied head has one name
             return None
+        leave_out(model, layers or LayerRange.whole(config.num_hidden_layers))
+        wanted = {name: list(each.shape) for name, each in model.named_parameters()}
+        by_file = defaultdict(list)
+        for name in wanted:
+            by_file[files[name]].append(name)
         tensors: dict[str, Tensor] = {}
         for file, names in by_file.items():
             with safe_open(folder / file, framework="pt") as opened:

@@ -14,11 +14,13 @@ from starspec.errors import ConfigError, ModelError
 from starspec.models.attention.rotary import check_rotary
 from starspec.models.fused import FUSED_FAMILIES, FusedRunner, why_not_fused
 from starspec.models.graphs.cuda import StepGraphs
+from starspec.models.layers import LayerRange
 from starspec.models.linear.packer import make_packer
 from starspec.models.loading.config_json import cache_shape, check_length, read_config
 from starspec.models.loading.device import take_device
 from starspec.models.loading.llama_checkpoint import read_llama_checkpoint
 from starspec.models.loading.locate import folder_name, is_synthetic, locate
+from starspec.models.loading.part import leave_out
 from starspec.models.loading.progress import counted, counting, report
 from starspec.models.loading.supported import check_class, check_config, model_length
 from starspec.models.loading.tensors import check_finite
@@ -49,21 +51,42 @@ def load_runner(config: ModelConfig) -> LoadedRunner:
 
         return SyntheticRunner.from_config(config)
     with naming(config.model, folder_name(config.model)):
-        return _load(config)
+        return _load(config, None)
 
 
-def _load(config: ModelConfig) -> LoadedRunner:
+def load_stage(config: ModelConfig, layers: str) -> PackedRunner:
+    """Load some layers of a model and give them a cache. Other layers' weights are never read.
+
+    Args:
+        config: which model, and how it runs. Each stage of a target needs the same, but for device and threads.
+        layers: as start:end.
+    Returns: a `Stage`, with what the numerics probe found.
+    Effects: as `load_runner`.
+    Raises: as `load_runner`; ConfigError also if the model has no such layers, or no weights.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    if is_synthetic(config.model):
+        raise ConfigError(f"'{config.model}' has no weights, so it cannot be cut into stages")
+    with naming(config.model, folder_name(config.model)):
+        return _load(config, layers)
+
+
+def _load(config: ModelConfig, part: str | None) -> PackedRunner:
+    """Args: part: a stage's layers; None = all."""
     report(_reading(config))
-    found = _find(config)
+    found = _find(config, part)
     is_fused = config.fused and why_not_fused(found.config) is None
-    model: Any = read_llama_checkpoint(found.folder, found.config, getattr(torch, config.dtype)) if is_fused else None
+    model: Any = None
+    if is_fused:
+        model = read_llama_checkpoint(found.folder, found.config, getattr(torch, config.dtype), found.layers)
     if model is None:
-        model = _read_with_transformers(config, found.folder, found.config)
+        model = _read_with_transformers(config, found)
     _check_weights(model, config)
     model = model.to(found.device)
     info = _info(model, config, found.folder, found.max_model_len)
     make = _fused_runner if is_fused else _hf_runner
-    return make(model, config, found.folder, info)
+    return make(model, config, found, info)
 
 
 def _reading(config: ModelConfig) -> str:
@@ -84,6 +107,7 @@ class _Found:
     device: torch.device
     folder: Path
     config: Any  # transformers'
+    layers: LayerRange  # that are loaded
     max_model_len: int
     num_cache_bytes: int
 
@@ -97,29 +121,31 @@ def check_loadable(config: ModelConfig) -> int:
     if is_synthetic(config.model):
         return load_runner(config).cache.num_bytes  # it has no weights
     with naming(config.model, folder_name(config.model)):
-        return _find(config).num_cache_bytes
+        return _find(config, None).num_cache_bytes
 
 
-def _find(config: ModelConfig) -> _Found:
+def _find(config: ModelConfig, part: str | None) -> _Found:
     device = take_device(config.device)
     folder = locate(config.model)
     hf_config = _read_config(config.model, folder)
     max_model_len = _max_model_len(config, hf_config)
     check_rotary(config.model, hf_config, max_model_len)
-    num_cache_bytes = check_cache(config, max_model_len, *cache_shape(hf_config))
-    return _Found(device, folder, hf_config, max_model_len, num_cache_bytes)
+    num_layers, num_kv_heads, head_dim = cache_shape(hf_config)
+    layers = LayerRange.whole(num_layers) if part is None else LayerRange.parse(part, num_layers)
+    num_cache_bytes = check_cache(config, max_model_len, layers.size, num_kv_heads, head_dim)
+    return _Found(device, folder, hf_config, layers, max_model_len, num_cache_bytes)
 
 
-def _fused_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -> LoadedRunner:
-    num_linears = LINEARS_OF_LAYER * info.num_layers + 1  # and the one that gives the logits
+def _fused_runner(model: Any, config: ModelConfig, found: _Found, info: ModelInfo) -> PackedRunner:
+    num_linears = LINEARS_OF_LAYER * found.layers.size + found.layers.is_last  # the last stage has the head
     pack = counting(f"packing {folder_name(config.model)}", make_packer(config, info.vocab_size), num_linears)
-    runner = FusedRunner(model, config, info, pack)
-    if runner.cache.device.type == "cuda" and not config.enforce_eager:
+    runner = FusedRunner(model, config, info, pack, found.layers)
+    if runner.cache.device.type == "cuda" and not config.enforce_eager and found.layers.is_whole:
         runner.graphs = StepGraphs(runner.run, runner.cache, runner.num_heads)
-    return _settled(runner, config, folder)
+    return _settled(runner, config, found.folder)
 
 
-def _hf_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -> LoadedRunner:
+def _hf_runner(model: Any, config: ModelConfig, found: _Found, info: ModelInfo) -> PackedRunner:
     from starspec.models.hf import TransformersRunner  # noqa: PLC0415
     from starspec.models.linear.swapped import num_step_bytes, swap_linears  # noqa: PLC0415
     from starspec.models.numerics import reference_logits as reference  # noqa: PLC0415 (these import transformers)
@@ -131,9 +157,9 @@ def _hf_runner(model: Any, config: ModelConfig, folder: Path, info: ModelInfo) -
     info = replace(info, num_weight_bytes=num_step_bytes(model))
     report(f"checking {folder_name(config.model)}")
     with as_model_error(f"'{config.model}' cannot be run by transformers"):
-        expected = reference.reference_logits(model)
+        expected = reference.reference_logits(model, found.layers)
     with as_model_error(f"'{config.model}' cannot be run over starspec's cache"):
-        runner = _settled(TransformersRunner(model, config, info), config, folder)
+        runner = _settled(TransformersRunner(model, config, info, found.layers), config, found.folder)
         reference.check_reference_logits(config.model, runner, expected)
     return runner
 
@@ -173,13 +199,22 @@ def _model_class(model: str, hf_config: Any) -> type:
     return found
 
 
-def _read_with_transformers(config: ModelConfig, folder: Path, hf_config: Any) -> Any:
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+def _part_class(model_class: type, layers: LayerRange) -> Any:
+    """A class of transformers whose models have only some layers. What they do not have, it does not read."""
 
+    def make(self: Any, config: Any) -> None:
+        model_class.__init__(self, config)  # type: ignore[misc]
+        leave_out(self, layers)
+
+    return type(model_class.__name__, (model_class,), {"__init__": make, "__module__": model_class.__module__})
+
+
+def _read_with_transformers(config: ModelConfig, found: _Found) -> Any:
     with as_model_error(f"the weights of '{config.model}' cannot be read"):
-        model, loaded = AutoModelForCausalLM.from_pretrained(
-            str(folder),
-            config=hf_config,
+        model_class = _part_class(_model_class(config.model, found.config), found.layers)
+        model, loaded = model_class.from_pretrained(
+            str(found.folder),
+            config=found.config,
             dtype=getattr(torch, config.dtype),
             trust_remote_code=False,
             use_safetensors=True,  # a pickle can run code
@@ -187,9 +222,9 @@ def _read_with_transformers(config: ModelConfig, folder: Path, hf_config: Any) -
             output_loading_info=True,
         )
         if loaded["mismatched_keys"]:
-            name, found, wanted = min(loaded["mismatched_keys"])
+            name, stored, wanted = min(loaded["mismatched_keys"])
             raise ModelError(
-                f"'{config.model}' does not fit its config.json: {name} is {list(found)}, not {list(wanted)}"
+                f"'{config.model}' does not fit its config.json: {name} is {list(stored)}, not {list(wanted)}"
             )
         if loaded["missing_keys"]:
             # transformers would use random numbers instead
@@ -197,7 +232,7 @@ def _read_with_transformers(config: ModelConfig, folder: Path, hf_config: Any) -
             raise ModelError(
                 f"'{config.model}' is incomplete: {len(names)} weights are missing, the first is {names[0]}"
             )
-        if loaded["unexpected_keys"]:
+        if loaded["unexpected_keys"] and found.layers.is_whole:  # of a part, most are another stage's
             names = sorted(loaded["unexpected_keys"])
             log.warning(
                 "weights that are not in the config.json are ignored",
@@ -212,7 +247,7 @@ def _info(model: Any, config: ModelConfig, folder: Path, max_model_len: int) -> 
     text = model.config.get_text_config(decoder=True)
     return ModelInfo(
         name=folder_name(config.model) if Path(config.model).expanduser().exists() else config.model,
-        vocab_size=model.get_input_embeddings().weight.shape[0],
+        vocab_size=text.vocab_size,
         max_model_len=max_model_len,
         num_parameters=sum(each.numel() for each in model.parameters()),
         num_weight_bytes=0,  # set later: each path counts its own

@@ -26,6 +26,7 @@ from starspec.models.loading.device import is_accelerator
 from starspec.models.loading.progress import report
 from starspec.models.numerics.ragged_attention import attention_is_invariant
 from starspec.models.numerics.row_counts import invariant_rows, quickest_rows
+from starspec.models.numerics.stand_in import forward_part
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import Segment
 
@@ -128,17 +129,17 @@ def model_is_invariant(runner: PackedRunner) -> bool:
         prompt = [token * 7919 % vocab_size for token in range(prefix_len + CHAIN_LEN)]
         prefix, chain = prompt[:-CHAIN_LEN], prompt[-CHAIN_LEN:]
         row, *others = rows
-        runner.forward([Segment(row, prefix, 0)])
+        forward_part(runner, [Segment(row, prefix, 0)])
         cache.append(row, len(prefix))
-        verified = runner.forward([Segment(row, chain, CHAIN_LEN)]).logits
+        verified = forward_part(runner, [Segment(row, chain, CHAIN_LEN)])
         beside = [Segment(other, chain[: 1 + index], 1) for index, other in enumerate(others)]
-        batched = runner.forward([*beside, Segment(row, chain, CHAIN_LEN)]).logits[len(beside) :]
+        batched = forward_part(runner, [*beside, Segment(row, chain, CHAIN_LEN)])[len(beside) :]
         pair = rows[:2]  # of different lengths, possibly in one call
-        alike = runner.forward([Segment(each, chain, CHAIN_LEN) for each in pair]).logits
+        alike = forward_part(runner, [Segment(each, chain, CHAIN_LEN) for each in pair])
         # each token of the chain has a sibling before it, which has no children
         siblings = [token for node in chain for token in ((node + 1) % vocab_size, node)]
         parents = [2 * (node // 2) - 1 for node in range(2 * CHAIN_LEN)]
-        hidden = runner.forward([Segment(row, siblings, 2 * CHAIN_LEN, parents)]).logits[1::2]
+        hidden = forward_part(runner, [Segment(row, siblings, 2 * CHAIN_LEN, parents)])[1::2]
         expected = [_one_by_one(runner, each, chain) for each in pair]
         return torch.equal(alike, torch.cat(expected)) and all(
             torch.equal(each, expected[0]) for each in (verified, batched, hidden)
@@ -149,9 +150,9 @@ def model_is_invariant(runner: PackedRunner) -> bool:
 
 
 def _one_by_one(runner: PackedRunner, row: int, chain: Sequence[int]) -> Tensor:
-    """Logits of each token, decoded one by one behind what the row holds. Effects: the row's slots and length."""
+    """What each token gives, decoded one by one behind what the row holds. Effects: the row's slots and length."""
     singly = []
     for token in chain:
-        singly.append(runner.forward([Segment(row, [token], 1)]).logits)
+        singly.append(forward_part(runner, [Segment(row, [token], 1)]))
         runner.cache.append(row, 1)
     return torch.cat(singly)

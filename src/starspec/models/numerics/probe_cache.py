@@ -103,7 +103,7 @@ def _model(runner: PackedRunner, config: ModelConfig, folder: Path) -> Iterator[
     yield str(folder.resolve()).encode()
     yield (folder / "config.json").read_bytes()
     yield f"{type(runner).__name__} {config.dtype} {config.device} {config.quantization} {config.fused}".encode()
-    yield f"{config.enforce_eager}".encode()
+    yield f"{config.enforce_eager} {runner.layers}".encode()
     yield f"{cache.dtype} {cache.device} {tuple(cache.keys[0].shape)}".encode()
     yield from (f"{linear.in_features} {linear.num_bytes}".encode() for linear in runner.step_linears)
 
