@@ -68,9 +68,9 @@ class Whole:
         assert isinstance(runner, PackedRunner)
         return cls(runner)
 
-    def lease(self) -> int:
-        [row] = {each.cache.lease() for each in self.runners}
-        return row
+    def lease(self, row: int) -> None:
+        for each in self.runners:
+            each.cache.lease(row)
 
     def free(self, row: int) -> None:
         for each in self.runners:

@@ -75,6 +75,7 @@ class PackedRunner(ABC):
         self._cache = cache
         self._num_heads = num_heads
         self._no_logits = torch.empty(0, info.vocab_size, dtype=cache.dtype, device=cache.device)
+        self._no_hidden = torch.empty(0, info.hidden_size, dtype=cache.dtype, device=cache.device)
         self.rows = RowRange(lowest=1, highest=None)  # row counts of a forward; set by the numerics probe
         self.numerics_report = FAST_NUMERICS  # set by the numerics probe
         self.attention_mode = AttentionMode.FAST  # set by the numerics probe
@@ -156,7 +157,7 @@ class PackedRunner(ABC):
         return ForwardOutput(
             torch.cat([self._no_logits, *(each.logits for each in outputs)]),
             torch.cat(features) if features else None,
-            torch.cat(hidden) if hidden else None,
+            None if self._layers.is_last else torch.cat([self._no_hidden, *hidden]),
         )
 
     def _shares(self, segments: Sequence[Segment]) -> Iterator[list[Piece]]:

@@ -56,6 +56,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     num_layers: int = 0  # L; features exist for 0..L, and 0 is the embeddings
     hidden_size: int = 0  # C: numbers in one layer's features; 0 = the model has none
+    fingerprint: str = ""  # of config and weights; stages of one target have the same
 
 
 class BatchRunner(Protocol):

@@ -20,7 +20,8 @@ from starspec.models.loading.config_json import cache_shape, check_length, read_
 from starspec.models.loading.device import take_device
 from starspec.models.loading.llama_checkpoint import read_llama_checkpoint
 from starspec.models.loading.locate import folder_name, is_synthetic, locate
-from starspec.models.loading.part import leave_out
+from starspec.models.loading.model_fingerprint import model_fingerprint
+from starspec.models.loading.part import drop_tied, leave_out
 from starspec.models.loading.progress import counted, counting, report
 from starspec.models.loading.supported import check_class, check_config, model_length
 from starspec.models.loading.tensors import check_finite
@@ -83,6 +84,7 @@ def _load(config: ModelConfig, part: str | None) -> PackedRunner:
     if model is None:
         model = _read_with_transformers(config, found)
     _check_weights(model, config)
+    drop_tied(model, found.layers)
     model = model.to(found.device)
     info = _info(model, config, found.folder, found.max_model_len)
     make = _fused_runner if is_fused else _hf_runner
@@ -254,6 +256,7 @@ def _info(model: Any, config: ModelConfig, folder: Path, max_model_len: int) -> 
         eos_token_ids=eos_token_ids(folder, load_tokenizer(str(folder))),
         num_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
+        fingerprint=model_fingerprint(config.model, folder),
     )
 
 

@@ -31,6 +31,7 @@ class _Crossing:
     leaving: Tensor | None = None  # [1, R, C]
 
 
+FINAL_NORMS: Final = ("norm", "ln_f", "final_layer_norm", "final_layernorm")  # names that transformers' models use
 _CROSSING: Final[ContextVar[_Crossing]] = ContextVar("starspec_crossing")
 
 
@@ -44,18 +45,21 @@ class _Elsewhere(nn.Module):
 class _NoEmbedding(nn.Module):
     """In the place of an embedding of the first stage. Nobody reads its zeros."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self._hidden_size = hidden_size
+        self._size = size
 
     def forward(self, indices: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
         entering = _CROSSING.get().entering
         assert entering is not None, "only a first stage has embeddings"
-        return entering.new_zeros(*indices.shape, self._hidden_size)
+        return entering.new_zeros(*indices.shape, self._size)
 
 
 def leave_out(model: Any, layers: LayerRange) -> None:
     """Leave out of a model what other stages have.
+
+    Where embedding and head are tied, both ends keep both until the weights are read: transformers ties the two by
+    their names. `drop_tied` follows.
 
     Args:
         model: a causal LM of transformers, or `LlamaWeights`; its weights may still be on the device "meta".
@@ -73,7 +77,22 @@ def leave_out(model: Any, layers: LayerRange) -> None:
         modules[layers.start].register_forward_pre_hook(_enter)
     if not layers.is_last:
         modules[layers.end - 1].register_forward_hook(_leave)
-    _leave_out_ends(model, body, modules, layers)
+    is_end = layers.is_first or layers.is_last
+    is_tied = is_end and bool(model.config.tie_word_embeddings)
+    for name, child in list(body.named_children()):
+        is_other = child is not modules and _has_weights(child) and not isinstance(child, nn.Embedding)
+        if is_other and not layers.is_last and (name in FINAL_NORMS or not is_end):
+            setattr(body, name, nn.Identity())
+    _leave_out_tables(model, body, model.get_input_embeddings() if is_tied else None, layers)
+    if not is_tied:
+        model.all_tied_weights_keys = {}
+
+
+def drop_tied(model: Any, layers: LayerRange) -> None:
+    """The weights are read: the first stage needs no head, and the last one no embedding beside its head."""
+    if not layers.is_whole:
+        body, _ = _find_layers(model, layers.num_layers)
+        _leave_out_tables(model, body, None, layers)
 
 
 def run_part(model: Any, layers: LayerRange, hidden: Tensor | None, **inputs: Any) -> tuple[Tensor, Any]:
@@ -105,23 +124,26 @@ def _find_layers(model: nn.Module, num_layers: int) -> tuple[Any, str]:
     raise ModelError(f"its {num_layers} layers are not in one list, so it cannot be cut into stages")
 
 
-def _leave_out_ends(model: Any, body: Any, modules: nn.ModuleList, layers: LayerRange) -> None:
-    embedding, head, config = model.get_input_embeddings(), model.get_output_embeddings(), model.config
-    is_end = layers.is_first or layers.is_last
-    is_tied = is_end and bool(config.tie_word_embeddings)
-    for name, child in list(body.named_children()):
-        if child is modules or next(child.parameters(), None) is None:
-            continue
-        if isinstance(child, nn.Embedding):
-            if not (layers.is_first or (is_tied and child is embedding)):
-                setattr(body, name, _NoEmbedding(config.hidden_size))
-        elif not is_end:
-            setattr(body, name, nn.Identity())
-    if not (layers.is_last or is_tied):  # transformers ties the two by their names, so both are there or neither
+def _leave_out_tables(model: Any, body: Any, tied: nn.Module | None, layers: LayerRange) -> None:
+    """Leave out embeddings, unless these are the first layers, and the head, unless they are the last.
+
+    Args:
+        tied: an embedding that stays, as does the head; None = none does.
+    """
+    head = model.get_output_embeddings()
+    if not layers.is_first:
+        for name, child in list(body.named_children()):
+            if isinstance(child, nn.Embedding) and child is not tied:
+                # a middle stage has no projection behind it, either
+                size = child.embedding_dim if layers.is_last else model.config.hidden_size
+                setattr(body, name, _NoEmbedding(size))
+    if not layers.is_last and tied is None and _has_weights(head):
         name = next(name for name, child in model.named_children() if child is head)
         setattr(model, name, nn.Identity())
-    if not is_tied:
-        model.all_tied_weights_keys = {}
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def _enter(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
