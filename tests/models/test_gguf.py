@@ -21,7 +21,7 @@ from starspec.errors import ModelError
 from starspec.models.loading.cached_folder import made_once
 from starspec.models.loading.gguf import LLAMA3, GgufFacts, apply, converted_folder
 from starspec.models.loading.gguf_tokenizer import GgufVocabulary
-from starspec.models.loading.load import load_runner
+from starspec.models.loading.load import load_runner, load_stage
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.runner import Segment
 
@@ -309,3 +309,14 @@ def test_of_many_that_ask_at_once_one_converts(tmp_path):
     for thread in threads:
         thread.join()
     assert len(made) == 1
+
+
+def test_a_file_is_cut_into_stages_like_the_folder_it_becomes(tmp_path, cache):
+    config = ModelConfig(model=str(write_gguf(tmp_path / "tiny.gguf")), dtype="float32", numerics="fast", num_rows=1)
+    first, last, whole = load_stage(config, "0:1"), load_stage(config, "1:2"), load_runner(config)
+    segment = Segment(0, [5, 6, 7], 3)
+    for each in (first, last, whole):
+        each.cache.lease(0)
+    logits = last.forward([segment], hidden=first.forward([segment]).hidden).logits
+    assert torch.equal(logits, whole.forward([segment]).logits)
+    assert first.info.fingerprint == last.info.fingerprint

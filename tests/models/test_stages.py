@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from stages import MAX_LEN, NUM_LAYERS, WITH_CODE_OF_THEIR_OWN, Chain, Whole, config_of, saved
 from tiny import FAMILIES, SHAPE, VOCAB_SIZE, prompt_ids, save_with_tokenizer
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from starspec.config import ModelConfig
 from starspec.errors import ConfigError, ModelError
@@ -27,7 +28,7 @@ from starspec.models.numerics.probe import settle_numerics
 from starspec.models.runner import Segment
 
 CUTS = [cut for num in (1, 2, 3) for cut in combinations(range(1, NUM_LAYERS), num)]
-TREE = (-1, 0, 0, 1, 1, 2)
+WITH_WINDOWS = ("Mistral with a window", "Qwen2 with a window")  # on all layers, and on every other one
 SMALL_VOCAB = 64
 
 
@@ -112,7 +113,7 @@ def check_lives(config, max_examples):
     return models
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WITH_WINDOWS])
 def test_stages_on_the_fast_path_give_the_bits_of_the_whole_model(family, folders):
     models = check_lives(config_of(folders(family)), 25)
     assert all(isinstance(runner, FusedRunner) for each in models for runner in each.runners)
@@ -259,6 +260,15 @@ def test_layers_that_do_not_exist_are_refused_before_weights_are_read(layers, co
 def test_a_synthetic_model_has_no_stages():
     with pytest.raises(ConfigError, match="has no weights, so it cannot be cut"):
         load_stage(ModelConfig(model="synthetic:target"), "0:1")
+
+
+def test_layers_that_take_more_than_hidden_states_from_those_before_are_refused(folders, monkeypatch):
+    def forward(self, hidden_states, per_layer_input=None, **_):
+        return hidden_states
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
+    with pytest.raises(ModelError, match=r"tiny' is not supported: its layers take per_layer_input, which does not"):
+        load_stage(config_of(folders("llama"), fused=False), "0:2")
 
 
 def test_hidden_states_that_do_not_fit_are_refused_before_anything_is_written(folders):

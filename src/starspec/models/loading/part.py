@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -31,6 +32,19 @@ class _Crossing:
     leaving: Tensor | None = None  # [1, R, C]
 
 
+ARGUMENTS: Final = {  # of layers that depend on hidden states, positions and the cache alone
+    "hidden_states",
+    "attention_mask",
+    "position_ids",
+    "position_embeddings",
+    "past_key_values",
+    "layer_past",
+    "use_cache",
+    "cache_position",
+    "output_attentions",
+    "encoder_hidden_states",  # of encoder-decoders, which are refused
+    "encoder_attention_mask",
+}
 FINAL_NORMS: Final = ("norm", "ln_f", "final_layer_norm", "final_layernorm")  # names that transformers' models use
 _CROSSING: Final[ContextVar[_Crossing]] = ContextVar("starspec_crossing")
 
@@ -63,13 +77,14 @@ def leave_out(model: Any, layers: LayerRange) -> None:
 
     Args:
         model: a causal LM of transformers, or `LlamaWeights`; its weights may still be on the device "meta".
-    Raises: ModelError if the model's layers are not in one list.
+    Raises: ModelError if the model's layers are not in one list, or take more than hidden states from those before.
     Effects: the model's modules, and what is tied; none if the part is the whole model.
     """
     if layers.is_whole:
         return
     body, name = _find_layers(model, layers.num_layers)
     modules = getattr(body, name)
+    _check_arguments(modules[layers.start])
     for index in range(layers.num_layers):
         if not layers.start <= index < layers.end:
             modules[index] = _Elsewhere()
@@ -140,6 +155,15 @@ def _leave_out_tables(model: Any, body: Any, tied: nn.Module | None, layers: Lay
     if not layers.is_last and tied is None and _has_weights(head):
         name = next(name for name, child in model.named_children() if child is head)
         setattr(model, name, nn.Identity())
+
+
+def _check_arguments(layer: nn.Module) -> None:
+    """Refuse layers that take something from the layers before, or from the embeddings, beside hidden states."""
+    variadic = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    taken = [name for name, each in signature(layer.forward).parameters.items() if each.kind not in variadic]
+    other = next((name for name in taken if name not in ARGUMENTS), None)
+    if other is not None:
+        raise ModelError(f"its layers take {other}, which does not travel from stage to stage")
 
 
 def _has_weights(module: nn.Module) -> bool:
