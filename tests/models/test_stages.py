@@ -231,9 +231,7 @@ def test_a_folder_that_only_transformers_can_read_is_cut_too(folders, tmp_path):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_checkpoint_without_a_weight_of_the_stage_is_refused_and_without_others_too_unless_they_are_elsewhere(
-    fused, folders, tmp_path
-):
+def test_a_checkpoint_that_lacks_a_weight_is_refused_by_the_stage_that_needs_it(fused, folders, tmp_path):
     folder = shutil.copytree(folders("llama"), tmp_path / "incomplete")
     file = folder / "model.safetensors"
     kept = {name: each for name, each in load_file(file).items() if name != "model.layers.2.mlp.up_proj.weight"}
