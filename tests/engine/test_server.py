@@ -56,11 +56,11 @@ OPEN: list[zmq.Socket[bytes]] = []  # sockets of this test's gateways
 class Gateway:
     """A bare DEALER socket that speaks the serving link."""
 
-    def __init__(self, server: TargetServer) -> None:
+    def __init__(self, server: TargetServer, address: str = "127.0.0.1") -> None:
         self.socket = zmq.Context.instance().socket(zmq.DEALER)
         OPEN.append(self.socket)
         self.socket.linger = 0
-        self.socket.connect(server.address)
+        self.socket.connect(server.address.replace("tcp://", f"tcp://{address}:0;"))
         self.decoder: Decoder[TargetToGateway] = Decoder(TargetToGateway)
 
     def send(self, *messages: GatewayToTarget) -> None:
@@ -211,6 +211,18 @@ def test_a_gateway_that_fills_the_queue_does_not_keep_another_one_out() -> None:
         late = [each for each in said.values() if isinstance(each, Rejected)]
         assert [(each.request_id, each.status) for each in late] == [("r21", 503)]
         assert "other gateways have fewer requests" in late[0].message
+
+
+def test_an_address_with_many_connections_gets_no_more_rows_than_another() -> None:
+    with serving(max_num_queued_reqs=60) as (server, _):
+        greedy = [Gateway(server, "127.0.0.2") for _ in range(20)]
+        for gateway in greedy:
+            gateway.send(submit("r", [1, 2], 200))
+            gateway.status()
+        honest = Gateway(server, "127.0.0.3")
+        honest.send(submit("r", [3], 300))
+        assert [t for part in honest.answer("r") for t in part.token_ids] == plain([3], 300)
+        assert sum(bool(gateway.socket.poll(0)) for gateway in greedy) < 10, "two rows at first, then one beside it"
 
 
 def test_only_gateways_with_requests_are_remembered() -> None:

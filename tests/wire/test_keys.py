@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import os
@@ -20,11 +21,12 @@ from starspec.audit import MAX_LINES_PER_S, AuditLog
 from starspec.config import GatewayConfig, HubConfig, TargetConfig
 from starspec.errors import ConfigError, PeerLost, PeerProtocolError
 from starspec.gateway.hub_status import HubStatusClient
-from starspec.ids import Epoch, Tag, TargetId
+from starspec.ids import Epoch, PeerId, Tag, TargetId
 from starspec.log_limit import INTERVAL_S
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats
 from starspec.wire.callers import RELOAD_S, Caller, Callers, CurveAuthenticator
+from starspec.wire.codec import encode
 from starspec.wire.keys import Keys, generate_keys, is_loopback, load_keys, read_key
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, Hello, HubStatus, Open, Ping, Pong, Rejected
 from starspec.wire.transports.base import Joined, Left
@@ -490,6 +492,25 @@ async def test_a_gateway_whose_key_is_removed_is_neither_heard_nor_answered(fold
         await asyncio.gather(listening, return_exceptions=True)
         client.close()
         server.close()
+
+
+def test_gateways_belong_to_their_named_key_and_to_the_address_where_a_key_is_shared(folder: Path) -> None:
+    named = [new_key(folder, "gateway", name) for name in ("a", "b")]
+    for name, each in zip("ab", named, strict=True):
+        allow(folder, each, f"gateway-{name}")
+    server = ServingServer("127.0.0.1", 0, load_keys(folder, "target"))
+    with contextlib.closing(server), zmq.Context() as context, contextlib.ExitStack() as stack:
+        owners = []
+        for keys in (*named, named[0], load_keys(folder, "gateway")):
+            dealer = stack.enter_context(context.socket(zmq.DEALER))
+            dealer.linger = 0
+            keys.secure_client(dealer, keys.public_key_of("target"))
+            dealer.connect(f"tcp://127.0.0.1:{server.port}")
+            dealer.send(encode(Ask(PROTOCOL_VERSION)))
+            [(peer, _)] = server.receive(20.0)
+            owners.append(server.owner_of(peer))
+    assert owners == ["key gateway-a", "key gateway-b", "key gateway-a", "127.0.0.1"]
+    assert server.owner_of(PeerId(b"a stranger")) == ""
 
 
 def test_the_audit_log_tells_who_connected_what_was_opened_and_what_was_refused(

@@ -21,8 +21,9 @@ def floods(number: int) -> list[PeerId]:
 class Inbox(ServingInbox):
     """As the target's port fills it: what does not fit is dropped."""
 
-    def arrive(self, peer: PeerId, frames: list[bytes]) -> bool:
-        self.note(peer, "")
+    def arrive(self, peer: PeerId, frames: list[bytes], owner: str | None = None) -> bool:
+        if not self.knows(peer):
+            self.add(peer, "", str(peer) if owner is None else owner)
         has_room = self.has_room(peer, work_of(frames))
         if has_room:
             self.put(peer, frames)
@@ -87,7 +88,7 @@ def test_an_honest_gateway_does_not_wait_behind_floods() -> None:
 def test_what_waits_is_bounded_and_leaves_room_for_others() -> None:
     inbox, num_held = Inbox(), Counter[PeerId]()
     for _ in range(2000):
-        for peer in floods(3):
+        for peer in floods(12):
             num_held[peer] += 10 * inbox.arrive(peer, [b""] * 10)
     assert 0.7 * MAX_HELD_WORK < num_held.total() <= MAX_HELD_WORK
     assert inbox.arrive(HONEST, [b""] * 2000)
@@ -102,18 +103,41 @@ def test_work_that_shows_only_later_counts_too() -> None:
     assert inbox.turn(1.0) == [(HONEST, b"y")]
 
 
-def test_the_gateway_that_was_silent_for_longest_is_forgotten_with_what_it_sent(monkeypatch) -> None:
-    monkeypatch.setattr(serving_inbox, "MAX_PEERS", 3)
+def test_an_owner_gets_no_more_by_more_connections() -> None:
+    inbox, now = Inbox(), 0.0
+    taken: Counter[PeerId] = Counter()
+    for _ in range(200):
+        for peer in [*floods(20), HONEST]:
+            inbox.arrive(peer, [b"x"] * 200, "honest" if peer == HONEST else "hostile")
+        taken.update(peer for peer, _ in inbox.turn(now))
+        now += STEP_S
+    assert taken[HONEST] >= 0.49 * taken.total()
+    assert min(taken[peer] for peer in floods(20)) >= 0.9 * (taken.total() - taken[HONEST]) / 20, "they share alike"
+
+
+def test_an_owner_whose_connections_flood_leaves_room_for_others_and_for_more_of_its_own() -> None:
     inbox = Inbox()
-    one, two, three = floods(3)
-    assert inbox.note(one, "a")
-    inbox.put(one, [b"x", b"y"])
-    inbox.note(two, "b")
-    inbox.put(two, [b"z"])
-    inbox.note(three, "c")
-    assert not inbox.note(two, "b")
-    assert inbox.note(HONEST, "d")
-    assert (inbox.key_name(one), inbox.key_name(two), inbox.key_name(HONEST)) == ("", "b", "d")
-    assert inbox.num_dropped == 2
-    assert inbox.turn(0.0) == [(two, b"z")]
-    inbox.charge(one, 1.0, 0.0)
+    for _ in range(300):
+        for peer in floods(20):
+            inbox.arrive(peer, [b""] * 100, "hostile")
+    assert not inbox.has_room(floods(1)[0], 200)
+    assert inbox.arrive(PeerId(b"another"), [b""] * 500, "hostile")
+    assert inbox.arrive(HONEST, [b""] * 4000, "honest")
+
+
+def test_of_the_owner_with_the_most_gateways_the_silent_one_is_forgotten_with_what_it_sent(monkeypatch) -> None:
+    monkeypatch.setattr(serving_inbox, "MAX_PEERS", 4)
+    inbox = Inbox()
+    one, two, three, four = floods(4)
+    inbox.add(HONEST, "d", "honest")
+    for peer, frames in ((one, [b"x", b"y"]), (two, [b"z"]), (three, [])):
+        inbox.add(peer, "a", "hostile")
+        inbox.put(peer, frames)
+    assert inbox.knows(one)
+    assert not inbox.knows(four)
+    inbox.add(four, "b", "hostile")
+    assert (inbox.key_name(one), inbox.key_name(two), inbox.key_name(HONEST)) == ("a", "", "d")
+    assert (inbox.owner_of(one), inbox.owner_of(two), inbox.owner_of(HONEST)) == ("hostile", "", "honest")
+    assert inbox.num_dropped == 1
+    assert inbox.turn(0.0) == [(one, b"x"), (one, b"y")]
+    inbox.charge(two, 1.0, 0.0)

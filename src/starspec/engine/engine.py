@@ -16,7 +16,7 @@ from starspec.engine.sequence import Finish, RoundOutput, SequenceState, TargetS
 from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestError
 from starspec.ids import LOCAL, PeerId, RequestId, RequestKey
 from starspec.models.runner import BatchRunner, Segment
-from starspec.policy.queue_turns import in_turns, who_gives_way
+from starspec.policy.queue_turns import Sender, in_turns, who_gives_way
 from starspec.policy.target_batch import Candidate, ScheduleSnapshot, StepPlan, passed_over
 from starspec.speculation.acceptance import DEFAULT_THRESHOLDS, KeyThresholds, Relaxation
 from starspec.stats import TargetStats
@@ -94,12 +94,15 @@ class TargetEngine:
         """Requests that will still wait after the next step's admissions."""
         return max(0, self.num_waiting - self._num_free_rows)
 
-    def submit(self, request_id: RequestId, spec: RequestSpec, peer: PeerId = LOCAL) -> RequestKey | None:
-        """Add a request. In a full queue, one of a peer with more requests may give way to it.
+    def submit(
+        self, request_id: RequestId, spec: RequestSpec, peer: PeerId = LOCAL, owner: str = ""
+    ) -> RequestKey | None:
+        """Add a request. In a full queue, one of an owner with more requests may give way to it.
 
         Args:
             request_id: unique among the peer's requests that have not ended.
             peer: the gateway that sends it.
+            owner: of the gateway, as `policy/queue_turns.py` says.
         Returns: the waiting request that gave way, which is aborted; None = none.
         Raises: RequestError if the request can never run; QueueFull if the queue is at its limit.
         """
@@ -108,7 +111,7 @@ class TargetEngine:
             if key in self._sequences:
                 raise RequestError(f"request id {request_id} is in use", "request_id")
             self.check(spec)
-            late = None if self.has_room else self._who_gives_way(peer)
+            late = None if self.has_room else self._who_gives_way(Sender(owner, peer))
             if late is None and not self.has_room:
                 raise QueueFull(f"{self._num_queued} requests are waiting for a cache row; try again later")
         except (RequestError, CapacityError):
@@ -116,13 +119,15 @@ class TargetEngine:
             raise
         if late is not None:
             self.abort(late.request_id, late.peer)
-        self._add(key, spec)
+        self._add(key, spec, owner)
         return late
 
-    def _who_gives_way(self, peer: PeerId) -> RequestKey | None:
-        return who_gives_way([each.key for each in self._sequences.values() if each.row is None], peer)
+    def _who_gives_way(self, newcomer: Sender) -> RequestKey | None:
+        waiting = [each for each in self._sequences.values() if each.row is None]
+        place = who_gives_way([each.sender for each in waiting], newcomer)
+        return None if place is None else waiting[place].key
 
-    def _add(self, key: RequestKey, spec: RequestSpec) -> None:
+    def _add(self, key: RequestKey, spec: RequestSpec, owner: str) -> None:
         """Let a sound request wait for a row."""
         info = self.runner.info
         num_prompt = len(spec.prompt_token_ids)
@@ -144,6 +149,7 @@ class TargetEngine:
             arrived_s=self._clock(),
             rule=self.drafts.rule.relaxed() if relaxation else self.drafts.rule,
             relaxation=relaxation,
+            owner=owner,
         )
 
     def abort(self, request_id: RequestId, peer: PeerId = LOCAL) -> None:
@@ -263,8 +269,8 @@ class TargetEngine:
             by_state[sequence.state].append(sequence)
         by_state[SequenceState.PREFILLING].sort(key=lambda sequence: sequence.admitted_s)
         if waiting_now := by_state[SequenceState.WAITING]:
-            running_now = (each.key.peer for each in self._sequences.values() if each.row is not None)
-            turns = in_turns([each.key for each in waiting_now], running_now)
+            running_now = (each.sender for each in self._sequences.values() if each.row is not None)
+            turns = in_turns([each.sender for each in waiting_now], running_now)
             by_state[SequenceState.WAITING] = [waiting_now[place] for place in turns]
         waiting, prefilling, running = (
             tuple(Candidate(each.key, len(each.token_ids), each.num_passed_over) for each in by_state[state])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from starspec.engine.detokenize import Detokenizer
 from starspec.ids import RequestId, RequestKey
+from starspec.policy.queue_turns import Sender
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import COUPLED, AcceptanceRule, Relaxation
@@ -76,8 +77,10 @@ class TargetSequence:
         arrived_s: float,
         rule: AcceptanceRule = COUPLED,
         relaxation: Relaxation | None = None,
+        owner: str = "",
     ) -> None:
         self.key = key
+        self.sender = Sender(owner, key.peer)
         self.spec = spec
         self.rule = rule  # by which its proposals are verified ...
         self.relaxation = relaxation  # ... and how far it is relaxed, if it is

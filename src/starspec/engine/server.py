@@ -133,7 +133,8 @@ class TargetServer:
         try:
             if self._is_stopping.is_set():
                 raise CapacityError("this target is shutting down")
-            late = self._engine.submit(message.request_id, message.spec, peer)
+            owner = self._serving.owner_of(peer)
+            late = self._engine.submit(message.request_id, message.spec, peer, owner)
             if late is not None:
                 why = "the queue is full, and other gateways have fewer requests in it; try again later"
                 self._refuse(late.peer, Rejected(late.request_id, why, None, 503, RETRY_AFTER_S))

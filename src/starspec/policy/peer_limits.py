@@ -8,8 +8,8 @@ The hub stops reading a target that sends too much, or faster than the hub takes
 it down, and others do not wait for it.
 
 A target cannot stop reading one gateway: a ROUTER socket hands over one multipart of each in turn. What a gateway sends
-beyond its share waits undecoded, and is dropped where too much waits. Reading has a rate, too, so that a flood that is
-dropped does not take the machine.
+beyond its share waits undecoded, and is dropped where too much of it or of its owner's waits. Reading has a rate, too,
+so that a flood that is dropped does not take the machine.
 
 The rate limit of a target is an allowance of draft tokens, none of which it was asked for.
 """
@@ -38,7 +38,7 @@ SERVING_PER_S: Final = 2000.0  # units that all gateways together may cause at a
 SERVING_BURST: Final = 256.0  # of all gateways together, and of each
 ASK_WORK: Final = 8.0  # units of an Ask, which is answered with the status
 BAD_WORK: Final = 16.0  # units of a frame that is not a valid message, besides what it takes to read it twice
-MAX_HELD_WORK: Final = 16384.0  # units of all gateways that wait at a target: 64 MiB
+MAX_HELD_WORK: Final = 32768.0  # units of all gateways that wait at a target: 128 MiB
 READ_PER_S: Final = 65536.0  # units of all gateways that a target reads, 256 MiB; the rest waits at its senders
 READ_UNITS: Final = 16384.0  # of them at once
 READ_FRAMES: Final = 2048  # of gateways that a target reads between two steps: to drop one takes some microseconds
@@ -113,17 +113,19 @@ def share_of_work(num_targets: int) -> float:
     return WORK_PER_S / num_targets
 
 
-def has_room_for(num_units: float, num_own: float, num_held: float) -> bool:
+def has_room_for(num_units: float, num_own: float, num_of_owner: float, num_held: float) -> bool:
     """Whether so much more of a gateway may wait at a target.
 
-    A gateway may have as much waiting as there is room left. So there is always room for another gateway: with n
-    flooding ones, as much as each of them has, which is 1 / (n + 1) of all.
+    An owner's gateways may have as much waiting as there is room left then, and one of them as much as is left of that
+    for the others. So there is always room for another owner, and for another gateway of each.
 
     Args:
         num_own: units of this gateway that wait already.
+        num_of_owner: units of all gateways of its owner that wait.
         num_held: units of all gateways that wait.
     """
-    return num_own + num_units <= MAX_HELD_WORK - num_held
+    room_of_owner = (MAX_HELD_WORK - (num_held - num_of_owner)) / 2
+    return num_own + num_units <= room_of_owner - num_of_owner
 
 
 def backlog_of(num_bytes: int) -> int:

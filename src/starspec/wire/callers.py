@@ -204,6 +204,19 @@ def key_name_of(frame: zmq.Frame) -> str:
     return str(name)
 
 
+def owner_of(frame: zmq.Frame, callers: Callers | None) -> str:
+    """Whose connection this frame came from, where owners share something.
+
+    A key that has a name of its own is an owner; who uses a key that a role shares, or none, is told by the address.
+
+    Args:
+        callers: of the server; None = it has no keys.
+    """
+    key_name = "" if callers is None else key_name_of(frame)
+    caller = None if callers is None else callers.caller(key_name)
+    return f"key {key_name}" if caller is not None and caller.own_name else str(frame.get("Peer-Address"))
+
+
 def keys_to_listen(role: KeyRole, folder: str | None, host: str, port: int, is_insecure: bool) -> Keys | None:
     """The keys of a server, before a long start such as loading a model.
 

@@ -20,7 +20,7 @@ from starspec.ids import LinkId
 from starspec.log_limit import LogLimit
 from starspec.policy import newcomers
 from starspec.policy.peer_limits import Allowance
-from starspec.wire.callers import Caller, Callers, key_name_of
+from starspec.wire.callers import Caller, Callers, key_name_of, owner_of
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys
 from starspec.wire.link import FAULT_INTERVAL_S
@@ -176,13 +176,9 @@ class PublicPort:
         self._monitor.close()
 
     def _sender(self, identity: zmq.Frame) -> _Sender:
-        """Who sent something. The owner of a key that a role shares is told by its address."""
-        peer, address = identity.bytes, str(identity.get("Peer-Address"))
-        if self._callers is None:
-            return _Sender(peer, "", address)
-        key_name = key_name_of(identity)
-        caller = self._callers.caller(key_name)
-        return _Sender(peer, key_name, f"key {key_name}" if caller is not None and caller.own_name else address)
+        """Who sent something."""
+        key_name = "" if self._callers is None else key_name_of(identity)
+        return _Sender(identity.bytes, key_name, owner_of(identity, self._callers))
 
     def _answer(self, sender: _Sender, frames: list[bytes], held: list[HubLink], now: float) -> HubPublicReply | None:
         try:

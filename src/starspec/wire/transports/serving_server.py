@@ -19,7 +19,7 @@ from starspec.errors import LinkError, PeerProtocolError
 from starspec.ids import PeerId, RequestId
 from starspec.log_limit import LogLimit
 from starspec.policy.peer_limits import ASK_WORK, BAD_WORK, READ_FRAMES, READ_PER_S, READ_UNITS, Allowance, work_of
-from starspec.wire.callers import Callers, CurveAuthenticator, key_name_of
+from starspec.wire.callers import Callers, CurveAuthenticator, key_name_of, owner_of
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import (
@@ -98,6 +98,10 @@ class ServingServer:
         """Frames that broke the protocol, or were too many; and connections that ended for what was never whole."""
         return self._num_rejected + self._inbox.num_dropped + self._unread.num_cut
 
+    def owner_of(self, peer: PeerId) -> str:
+        """Whose gateway this is, for what owners share; empty if nothing came from it of late."""
+        return self._inbox.owner_of(peer)
+
     def receive(self, timeout_s: float) -> list[tuple[PeerId, GatewayToTarget]]:
         """Return (gateway, message) pairs; those of one gateway in order of arrival.
 
@@ -167,13 +171,20 @@ class ServingServer:
             self._unread.hear(rest[0])
             num_left -= len(rest)
             self._reading.take(work_of(rest), now)
-            peer, key_name = PeerId(first.bytes), "" if self._callers is None else key_name_of(rest[0])
-            if self._inbox.note(peer, key_name) and key_name:
-                self._audit.note("gateway_connected", key=key_name, peer=peer.hex())
+            peer = PeerId(first.bytes)
+            if not self._inbox.knows(peer):
+                self._greet(peer, rest[0])
             if len(rest) <= MAX_MESSAGES and self._inbox.has_room(peer, work_of(rest)):
                 self._inbox.put(peer, [frame.bytes for frame in rest])
             else:
                 self._num_rejected += len(rest)
+
+    def _greet(self, peer: PeerId, frame: zmq.Frame) -> None:
+        """The first frame of a connection has come."""
+        key_name = "" if self._callers is None else key_name_of(frame)
+        self._inbox.add(peer, key_name, owner_of(frame, self._callers))
+        if key_name:
+            self._audit.note("gateway_connected", key=key_name, peer=peer.hex())
 
     def _may_talk(self, peer: PeerId) -> bool:
         """Whether the peer's key is still in the folder. ZeroMQ cannot close one connection: it is ignored instead."""
