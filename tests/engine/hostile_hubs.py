@@ -67,8 +67,7 @@ class FakeSocket:
     ) -> None:
         self._clock, self._hear, self._spam = clock, hear, spam
         self.arriving: deque[tuple[float, Frames]] = deque()
-        self.is_broken = self.is_closed = False
-        self.monitor = self
+        self.is_broken = self.is_closed = self.has_cut = False
         clock.now += CONNECT_S
 
     def put(self, frames: Frames, delay_s: float = 0.0) -> None:

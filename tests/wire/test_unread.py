@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -12,12 +13,22 @@ from pathlib import Path
 import pytest
 import zmq
 
-from starspec.ids import Tag
+from starspec.errors import PeerLost
+from starspec.gateway.hub_status import HubStatusClient
+from starspec.ids import LinkId, Tag
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, encode
-from starspec.wire.messages import Features, Ping, Pong, Welcome
+from starspec.wire.messages import PROTOCOL_VERSION, Features, Ping, Pong, Welcome
 from starspec.wire.transports import unread
+from starspec.wire.transports.serving_client import ServingClient
 from starspec.wire.transports.serving_server import ServingServer
-from starspec.wire.transports.sockets import MAX_MULTIPART_BYTES, RECEIVE_HIGH_WATER, bind, make_socket, multiparts
+from starspec.wire.transports.sockets import (
+    MAX_MULTIPART_BYTES,
+    RECEIVE_HIGH_WATER,
+    bind,
+    make_socket,
+    multiparts,
+    port_of,
+)
 
 pytestmark = pytest.mark.system
 PATIENCE_S = 20.0
@@ -38,20 +49,31 @@ def dealer() -> Iterator[zmq.Socket]:
 
 
 class HandMade:
-    """A ZMTP 3.0 connection without keys that can begin a multipart and not end it, which ZeroMQ's own cannot."""
+    """A ZMTP 3.0 connection without keys that can begin a multipart and not end it, which ZeroMQ's own cannot.
 
-    def __init__(self, port: int, identity: bytes) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
-        self.socket.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
-        num_left = 64  # of the server's greeting
+    Args:
+        connection: to a ZeroMQ socket.
+        kind: of socket that it pretends to be.
+    """
+
+    def __init__(self, connection: socket.socket, kind: bytes = b"DEALER", identity: bytes = b"") -> None:
+        self.socket = connection
+        connection.settimeout(PATIENCE_S)
+        connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+        num_left = 64  # of the other end's greeting
         while num_left:
-            num_left -= len(self.socket.recv(num_left))
+            num_left -= len(connection.recv(num_left))
         properties = b"".join(
             bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
-            for name, value in ((b"Socket-Type", b"DEALER"), (b"Identity", identity))
+            for name, value in ((b"Socket-Type", kind), (b"Identity", identity))
         )
         ready = b"\x05READY" + properties
-        self.socket.sendall(b"\x04" + bytes([len(ready)]) + ready)
+        connection.sendall(b"\x04" + bytes([len(ready)]) + ready)
+
+    @classmethod
+    def to(cls, port: int, identity: bytes) -> HandMade:
+        """A connection to a listening socket."""
+        return cls(socket.create_connection(("127.0.0.1", port), PATIENCE_S), identity=identity)
 
     def __enter__(self) -> HandMade:
         return self
@@ -80,7 +102,7 @@ def little(monkeypatch) -> int:
 
 
 def test_a_gateway_whose_multipart_never_ends_is_cut_even_while_the_target_computes(server, little: int) -> None:
-    with HandMade(server.port, b"endless") as peer:
+    with HandMade.to(server.port, b"endless") as peer:
         assert peer.send_until_cut(bytes(LARGE), little)
     for _ in range(200):  # the thread counts it just after
         assert server.receive(0.01) == []
@@ -95,7 +117,7 @@ def test_a_target_whose_multipart_never_ends_loses_its_link(star, little: int) -
     raw = star.raw(hub.endpoint)
     welcome = raw.greet()
     assert isinstance(welcome, Welcome)
-    with HandMade(welcome.port, welcome.link_id.encode()) as peer:
+    with HandMade.to(welcome.port, welcome.link_id.encode()) as peer:
         part = encode(Ping(0))
         peer.socket.sendall(b"\x00" + bytes([len(part)]) + part)
         star.until(lambda: hub.events_of("raw"), honest)
@@ -108,7 +130,7 @@ def test_a_second_connection_to_a_port_hides_no_endless_multipart(star, little: 
     hub = star.hub()
     target = star.connected(hub.endpoint)
     assert target.welcome is not None
-    with HandMade(target.welcome.port, b"another") as peer:
+    with HandMade.to(target.welcome.port, b"another") as peer:
 
         def go_on() -> None:
             target.send([Ping(1)])
@@ -122,9 +144,70 @@ def test_a_second_connection_to_a_port_hides_no_endless_multipart(star, little: 
 
 def test_the_public_port_cuts_what_never_ends(star, little: int) -> None:
     hub = star.hub()
-    with HandMade(int(hub.endpoint.rsplit(":", 1)[1]), b"stranger") as peer:
+    with HandMade.to(int(hub.endpoint.rsplit(":", 1)[1]), b"stranger") as peer:
         assert peer.send_until_cut(bytes(4000), little)
     star.connected(hub.endpoint)
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A server that speaks by hand."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(PATIENCE_S)
+        yield listener
+
+
+def accept(listener: socket.socket) -> HandMade:
+    return HandMade(listener.accept()[0], b"ROUTER")
+
+
+async def test_a_gateway_ends_the_connections_to_a_target_whose_multiparts_never_end(
+    listener: socket.socket, little: int
+) -> None:
+    client = ServingClient(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+    listening = asyncio.create_task(client.receive())
+    with contextlib.closing(client):
+        one, other = [await asyncio.to_thread(accept, listener) for _ in range(2)]
+        with one, other:  # for messages, and for heartbeats
+            assert await asyncio.to_thread(one.send_until_cut, bytes(LARGE), little)
+            assert await asyncio.to_thread(other.send_until_cut, bytes(LARGE), little)
+        with pytest.raises(PeerLost):
+            await asyncio.wait_for(listening, PATIENCE_S)
+        assert client.num_frames_rejected >= 2
+
+
+def test_a_target_breaks_the_link_to_a_hub_whose_multipart_never_ends_even_while_it_computes(
+    star, listener: socket.socket, little: int
+) -> None:
+    target = star.target(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+    target.receive(0.0)
+    with accept(listener) as hub:
+        target.receive(0.0)
+        assert hub.send_until_cut(bytes(4000), little), "the target does nothing meanwhile"
+    star.until(lambda: "never ends" in target.problem, target)
+
+
+def test_a_link_whose_multipart_never_ends_is_broken(star, listener: socket.socket, little: int) -> None:
+    with zmq.Context() as context, make_socket(context, zmq.ROUTER, MAX_FRAME_BYTES) as public:
+        target = star.target(f"tcp://127.0.0.1:{bind(public, '127.0.0.1', 0, 'the test')}")
+        star.until(lambda: public.poll(10), target)
+        peer, _ = public.recv_multipart()
+        welcome = Welcome(PROTOCOL_VERSION, LinkId("x"), listener.getsockname()[1], "d", 4, 10.0)
+        public.send_multipart([peer, encode(welcome)])
+        star.until(lambda: target.receive(0.01) or target._own is not None)
+        with accept(listener) as hub:
+            assert hub.send_until_cut(bytes(4000), little)
+        star.until(lambda: "never ends" in target.problem, target)
+        target.close()
+
+
+async def test_who_asks_a_hub_for_its_status_ends_an_endless_answer(listener: socket.socket, little: int) -> None:
+    client = HubStatusClient(f"tcp://127.0.0.1:{listener.getsockname()[1]}", timeout_s=PATIENCE_S)
+    asking = asyncio.create_task(client())
+    with contextlib.closing(client), await asyncio.to_thread(accept, listener) as hub:
+        assert await asyncio.to_thread(hub.send_until_cut, bytes(LARGE), little)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 def test_of_large_frames_that_nobody_reads_few_are_accepted_and_none_is_lost(dealer) -> None:
@@ -164,7 +247,7 @@ def test_a_descriptor_that_leads_elsewhere_is_not_touched(monkeypatch) -> None:
     monkeypatch.setattr(unread, "MAX_UNREAD_BYTES", -1)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router, contextlib.ExitStack() as stack:
         router.bind("tcp://127.0.0.1:*")
-        watch = unread.Unread(router)
+        watch = unread.Unread(port_of(router))
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         stranger = stack.enter_context(socket.create_connection(listener.getsockname()))
         accepted = stack.enter_context(contextlib.closing(listener.accept()[0]))
@@ -173,7 +256,7 @@ def test_a_descriptor_that_leads_elsewhere_is_not_touched(monkeypatch) -> None:
         stack.callback(os.close, reading)
         stack.callback(os.close, writing)
         for each in (accepted.fileno(), stranger.fileno(), pair[0].fileno(), reading, 10**6):
-            watch.add(each)
+            watch.note(zmq.EVENT_ACCEPTED, each)
         assert watch.look() == 0
         stranger.sendall(b"alive")
         assert accepted.recv(5) == b"alive"

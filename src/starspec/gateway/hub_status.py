@@ -18,6 +18,7 @@ from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, HubPublicReply, HubStatus, Refused
 from starspec.wire.transports.sockets import connect, host_of, set_limits
+from starspec.wire.transports.unread import LOOK_S, UnreadMonitor
 
 TIMEOUT_S: Final = 1.0
 INTERVAL_S: Final = 1.0
@@ -48,6 +49,7 @@ class HubStatusClient:
         self._timeout_s = timeout_s
         self._context = zmq.asyncio.Context()
         self._decoder: Decoder[HubStatus] = Decoder(HubPublicReply)
+        self._monitors: set[UnreadMonitor] = set()  # of the requests in flight
 
     async def __call__(self) -> HubStatus:
         """The hub's status now.
@@ -55,16 +57,23 @@ class HubStatusClient:
         Raises: PeerLost if the hub does not answer in time, PeerProtocolError if it answers with anything else.
         """
         socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES)
+        monitor = UnreadMonitor(socket, peer_port=int(self._endpoint.rpartition(":")[2]))
+        self._monitors.add(monitor)
         try:
             if self._keys is not None:
                 self._keys.secure_client(socket, self._hub_key)
             connect(socket, self._endpoint)
             async with asyncio.timeout(self._timeout_s):
                 await socket.send(encode(Ask(PROTOCOL_VERSION)))
+                while not await socket.poll(int(LOOK_S * 1000)):
+                    monitor.look()
                 answer = self._decoder.decode(await socket.recv())
         except TimeoutError:
             raise PeerLost(f"the hub at {self._endpoint} did not answer within {self._timeout_s:g} s") from None
         finally:
+            if monitor in self._monitors:
+                self._monitors.discard(monitor)
+                monitor.stop()
             socket.close(linger=0)
         if isinstance(answer, Refused):
             raise PeerProtocolError(f"the hub at {self._endpoint} refuses to answer: {answer.reason}")
@@ -74,6 +83,8 @@ class HubStatusClient:
 
     def close(self) -> None:
         """Cancel the requests in flight and free the context, which would wait for their sockets. Idempotent."""
+        while self._monitors:
+            self._monitors.pop().stop()
         self._context.destroy(linger=0)
 
 

@@ -25,8 +25,8 @@ from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import Fault, Features, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
 from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
-from starspec.wire.transports.sockets import GOODBYE_MS, LOST, Socket, SocketMonitor, multiparts
-from starspec.wire.transports.unread import Unread
+from starspec.wire.transports.sockets import GOODBYE_MS, LOST, Socket, multiparts
+from starspec.wire.transports.unread import UnreadMonitor
 
 ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port
 READ_BURST: Final = 64  # multiparts of one target before the next target is read
@@ -75,8 +75,7 @@ class HubLink:
         self.used_at = now  # when the target opened a tag to get drafts, or got some, last
         self._allowance = Allowance(WORK_PER_S, WORK_BURST)
         self.has_sent_too_much = False  # more than its allowance, when it was read last
-        self._monitor = SocketMonitor(socket, LOST | zmq.EVENT_ACCEPTED)
-        self._unread = Unread(socket)
+        self._monitor = UnreadMonitor(socket, LOST)
         self._identity = terms.link_id.encode()
         self._decoder: Decoder[TargetToHub] = Decoder(TargetToHub, hello.vocab_size, max_len=max_len)
         self._stats = stats
@@ -145,13 +144,8 @@ class HubLink:
         """
         if self._is_probe_due and self._link.state is LinkState.CONNECTED:
             self._probe()
-        self._is_probe_due = False
-        for event, value in self._monitor.events():
-            if event == zmq.EVENT_ACCEPTED:
-                self._unread.add(value)
-            else:
-                self._is_probe_due = True
-        self._stats.num_frames_rejected += self._unread.look()
+        self._is_probe_due = bool(list(self._monitor.events()))
+        self._stats.num_frames_rejected += self._monitor.unread.look()
         if self._link.state is LinkState.ATTACHING and now - self._heard_at > ATTACH_S:
             self.end("did not connect to its port")
         elif self._link.state is LinkState.CONNECTED and now - self._heard_at > self._welcome.lease_s:
@@ -200,7 +194,7 @@ class HubLink:
         if not self.socket.getsockopt(zmq.RCVMORE):
             return identity, []
         first = self.socket.recv(zmq.NOBLOCK, copy=False)
-        self._unread.hear(first)
+        self._monitor.unread.hear(first)
         return identity, [first.bytes, *(self.socket.recv_multipart(zmq.NOBLOCK) if first.more else [])]
 
     def _accept(self, message: TargetToHub, now: float, arrivals: list[Arrival]) -> None:

@@ -36,8 +36,8 @@ from starspec.wire.messages import (
 )
 from starspec.wire.transports.base import Admit, HubTransportStats, Report
 from starspec.wire.transports.hub_link import READ_BURST, HubLink
-from starspec.wire.transports.sockets import Context, Socket, SocketMonitor, bind, make_socket
-from starspec.wire.transports.unread import Unread
+from starspec.wire.transports.sockets import Context, Socket, bind, make_socket
+from starspec.wire.transports.unread import UnreadMonitor
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,7 @@ class PublicPort:
         chance: random.Random | None = None,
     ) -> None:
         self.socket = socket
-        self._monitor = SocketMonitor(socket, zmq.EVENT_ACCEPTED)
-        self._unread = Unread(socket)
+        self._monitor = UnreadMonitor(socket)
         self._ports = ports
         self._admit = admit
         self._report = report
@@ -149,7 +148,7 @@ class PublicPort:
             except zmq.Again:
                 break
             if rest:
-                self._unread.hear(rest[0])
+                self._monitor.unread.hear(rest[0])
             sender = self._sender(first)
             reply = self._answer(sender, [frame.bytes for frame in rest], held, now)
             if reply is not None:
@@ -158,10 +157,7 @@ class PublicPort:
 
     def check(self, links: Iterable[HubLink]) -> None:
         """End the links whose key is no longer in the folder, and connections that send what can never be read."""
-        for event, value in self._monitor.events():
-            if event == zmq.EVENT_ACCEPTED:
-                self._unread.add(value)
-        self._stats.num_frames_rejected += self._unread.look()
+        self._stats.num_frames_rejected += self._monitor.look()
         self._end_links_of_removed_keys(links)
 
     def _end_links_of_removed_keys(self, links: Iterable[HubLink]) -> None:

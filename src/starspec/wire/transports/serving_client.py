@@ -3,6 +3,8 @@
 A second connection to the same port carries nothing but ZeroMQ's heartbeats. The target's I/O thread answers them, so a
 target that computes for long answers, and one that is suspended or out of reach does not. This connection may end
 within a second or two: no request is lost with it.
+
+A target may not fill the gateway's memory over either (`unread.py`).
 """
 
 from __future__ import annotations
@@ -12,13 +14,12 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import structlog
 import zmq
 import zmq.asyncio
-from zmq.utils.monitor import parse_monitor_message
 
 from starspec.errors import PeerLost, PeerProtocolError
 from starspec.log_limit import LogLimit
@@ -33,6 +34,7 @@ from starspec.wire.transports.sockets import (
     host_of,
     set_limits,
 )
+from starspec.wire.transports.unread import BEGUN, EVENT, LOOK_S, Unread
 
 RECONNECT_MS: Final = (50, 500)  # first and longest pause
 # A target that ends resets its connection. A silent target may be suspended, or its machine may be very busy. Its
@@ -76,7 +78,9 @@ class ServingClient:
             socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS
             if keys is not None:
                 keys.secure_client(socket, target_key)
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._unread = Unread(int(endpoint.rpartition(":")[2]), is_client=True)  # of both
+        self._looking: asyncio.TimerHandle | None = None
+        events = BEGUN | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         self._monitor = self._socket.get_monitor_socket(events | HANDSHAKE_FAILED)
         self._probe_monitor = self._probe.get_monitor_socket(events)
         self._poller = zmq.asyncio.Poller()
@@ -134,6 +138,8 @@ class ServingClient:
         if not self._is_closed:
             self._is_closed = True
             self.is_connected = self.is_answering = False
+            if self._looking is not None:
+                self._looking.cancel()
             for socket, monitor in ((self._socket, self._monitor), (self._probe, self._probe_monitor)):
                 socket.disable_monitor()
                 monitor.close(linger=0)
@@ -159,20 +165,22 @@ class ServingClient:
         """Decode what has arrived. Returns: how many multiparts; fewer than READ_BURST = all of them."""
         multiparts = _waiting(self._socket, READ_BURST)
         for frames in multiparts:
+            self._unread.hear(frames[0])
             try:
-                self._arrived += self._decoder.decode_all(frames)
+                self._arrived += self._decoder.decode_all([frame.bytes for frame in frames])
             except PeerProtocolError:
                 self.num_frames_rejected += 1
         return len(multiparts)
 
     def _notice(self) -> None:
         """Process the connections' events."""
-        for frames in _waiting(self._probe_monitor):
-            self.is_answering = parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        if self._looking is None:
+            self._look()
+        for event in self._events(self._probe_monitor):
+            self.is_answering = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
         self._is_lost |= self._is_broken
         self._is_broken = False
-        for frames in _waiting(self._monitor):
-            event = parse_monitor_message(frames)["event"]
+        for event in self._events(self._monitor):
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.is_connected, self._is_refused = True, False
                 self.is_answering = True  # just now; the probe may take half a second more to connect again
@@ -186,12 +194,25 @@ class ServingClient:
                 self._is_lost |= self.is_connected
                 self.is_connected = False
 
+    def _events(self, monitor: zmq.asyncio.Socket) -> Iterator[int]:
+        """The events of a connection, but for its beginning, which says nothing of the other end."""
+        for name, _ in _waiting(monitor):
+            event, value = EVENT.unpack(name.buffer)
+            self._unread.note(event, value)
+            if not event & BEGUN:
+                yield event
 
-def _waiting(socket: zmq.asyncio.Socket, most: float = math.inf) -> list[list[bytes]]:
+    def _look(self) -> None:
+        """End connections on which too much has come that was never whole; again and again until `close`."""
+        self.num_frames_rejected += self._unread.look()
+        self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+
+def _waiting(socket: zmq.asyncio.Socket, most: float = math.inf) -> list[list[zmq.Frame]]:
     """The multiparts that have arrived. With DONTWAIT an asyncio socket's futures are done when they are returned."""
-    arrived: list[list[bytes]] = []
+    arrived: list[list[zmq.Frame]] = []
     while len(arrived) < most:
-        future = socket.recv_multipart(flags=zmq.DONTWAIT)
+        future = socket.recv_multipart(flags=zmq.DONTWAIT, copy=False)
         assert isinstance(future, asyncio.Future)
         if future.exception() is not None:
             break

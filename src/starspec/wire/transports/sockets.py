@@ -151,28 +151,40 @@ def connect(socket: zmq.Socket[Any], endpoint: str) -> None:
     socket.connect(endpoint)
 
 
+def events_of(monitor: Socket) -> Iterator[tuple[int, int]]:
+    """(event, value) pairs that a monitor has sent; never waits."""
+    while monitor.poll(0):
+        message = recv_monitor_message(monitor)
+        yield message["event"], message["value"]
+
+
 class SocketMonitor:
-    """Monitors the connection events of one socket.
+    """Monitors the connection events of one socket, which may be an asyncio one.
 
     Raises: ZMQError if the process has no socket left; the monitored socket is closed then.
     """
 
-    def __init__(self, socket: Socket, events: int) -> None:
+    def __init__(self, socket: zmq.Socket[Any], events: int) -> None:
         self._monitored = socket
+        name = f"inproc://monitor-{socket.FD}"
         try:
-            self.socket: Socket = socket.get_monitor_socket(events)
+            socket.monitor(name, events)
+            self.socket: Socket = zmq.Context.shadow(socket.context).socket(zmq.PAIR)
+            self.socket.connect(name)
         except zmq.ZMQError:
             socket.close()
             raise
 
     def events(self) -> Iterator[tuple[int, int]]:
         """(event, value) pairs since the last call; never waits."""
-        while self.socket.poll(0):
-            message = recv_monitor_message(self.socket)
-            yield message["event"], message["value"]
+        return events_of(self.socket)
 
     def close(self) -> None:
         """Close the monitored socket and the monitor. Call this instead of closing the socket."""
-        self._monitored.disable_monitor()
+        self.stop()
         self._monitored.close()
+
+    def stop(self) -> None:
+        """Monitor no more. Call this before another one closes the socket."""
+        self._monitored.disable_monitor()
         self.socket.close(linger=0)

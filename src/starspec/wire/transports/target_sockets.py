@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -14,10 +15,13 @@ from starspec.wire.transports.sockets import (
     LOST,
     Context,
     Socket,
-    SocketMonitor,
     connect,
+    events_of,
     make_socket,
 )
+from starspec.wire.transports.unread import UnreadGuard
+
+_pairs = itertools.count()
 
 
 class SocketFactory:
@@ -32,13 +36,13 @@ class SocketFactory:
         self._context: Context = zmq.Context()
 
     def connect_public(self, endpoint: str) -> TargetSocket:
-        """Connect to the public port. The socket reconnects by itself; `monitor` reports failed handshakes."""
+        """Connect to the public port. The socket reconnects by itself; `events` tells failed handshakes."""
         socket = self._socket()
         socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 250
         return self._connect(socket, endpoint, HANDSHAKE_FAILED)
 
     def connect_own(self, endpoint: str, identity: bytes) -> TargetSocket:
-        """Connect to the target's own port. `monitor` reports when the connection breaks; it does not reconnect.
+        """Connect to the target's own port. `events` tells when the connection breaks; it does not reconnect.
 
         A broken connection ends the link, so ZeroMQ must not reconnect. The setting for that (-1) makes libzmq 4.3.5
         discard messages that had arrived, and can hang its context. An interval longer than the socket's life has the
@@ -61,7 +65,7 @@ class SocketFactory:
         return socket
 
     def _connect(self, socket: Socket, endpoint: str, events: int) -> TargetSocket:
-        target_socket = TargetSocket(socket, SocketMonitor(socket, events))
+        target_socket = TargetSocket(socket, events, int(endpoint.rpartition(":")[2]))
         try:
             connect(socket, endpoint)
         except zmq.ZMQError:
@@ -71,15 +75,30 @@ class SocketFactory:
 
 
 class TargetSocket:
-    """One DEALER socket and its connection events."""
+    """One DEALER socket and its connection events, which a thread reads first: it ends endless multiparts.
 
-    def __init__(self, socket: Socket, monitor: SocketMonitor) -> None:
+    Args:
+        events: what `events` tells.
+        port: to which it will connect.
+    """
+
+    def __init__(self, socket: Socket, events: int, port: int) -> None:
         self._socket = socket
-        self.monitor = monitor
-        self.sockets = (socket, monitor.socket)
+        self._events, pass_on = _pair(socket.context)
+        self._guard = UnreadGuard(socket, events, port, pass_on)
+        self.sockets = (socket, self._events)
         self._poller = zmq.Poller()
         for each in self.sockets:
             self._poller.register(each, zmq.POLLIN)
+
+    @property
+    def has_cut(self) -> bool:
+        """Whether a connection was ended because too much came that was never whole."""
+        return self._guard.num_cut > 0
+
+    def events(self) -> Iterator[tuple[int, int]]:
+        """(event, value) pairs since the last call; never waits."""
+        return events_of(self._events)
 
     def send(self, frames: Sequence[bytes]) -> bool:
         """Send without waiting. Returns: False if the connection is not made yet or the peer does not read."""
@@ -102,7 +121,9 @@ class TargetSocket:
 
     def _read_one(self) -> list[bytes]:
         """Raises: zmq.Again if nothing has arrived."""
-        frames = [self._socket.recv(zmq.NOBLOCK)]
+        first = self._socket.recv(zmq.NOBLOCK, copy=False)
+        self._guard.hear(first)
+        frames = [first.bytes]
         while self._socket.getsockopt(zmq.RCVMORE) and len(frames) <= MAX_MESSAGES:
             frames.append(self._socket.recv(zmq.NOBLOCK))
         return frames
@@ -113,8 +134,20 @@ class TargetSocket:
 
     def close(self, linger_ms: int) -> None:
         """Close the sockets. What was sent has `linger_ms` to leave."""
-        self._socket.linger = linger_ms
-        self.monitor.close()
+        self._guard.end()
+        self._socket.disable_monitor()
+        self._socket.close(linger_ms)
+        self._events.close(0)
+
+
+def _pair(context: Context) -> tuple[Socket, Socket]:
+    """Two sockets of which each hears the other."""
+    one, other = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    name = f"inproc://starspec-pair-{next(_pairs)}"
+    one.bind(name)
+    other.linger = 0
+    other.connect(name)
+    return one, other
 
 
 def why_handshake_failed(event: int, value: int, endpoint: str) -> str:

@@ -1,10 +1,10 @@
-"""How much one connection may make its server hold.
+"""How much one connection may make its reader hold.
 
 ZeroMQ gathers a multipart before it hands it over, however many frames it has, and it has no setting for that. So this
 module asks the kernel what came over a connection, and ends a connection when too much came since its last message.
 
 A file descriptor of ZeroMQ's may be closed at any time, and may then be another connection. So none is kept: each look
-makes a copy, and counts only what leads to the server's own port.
+makes a copy, and counts only what leads to the expected port.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import struct
 import termios
 import threading
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import zmq
 
@@ -28,24 +28,30 @@ LOOK_S: Final = 0.05  # between looks
 RECEIVED: Final = struct.Struct("@128xQ")  # tcpi_bytes_received of Linux's tcp_info
 WAITING: Final = struct.Struct("@i")  # bytes that the kernel still holds
 RESET: Final = struct.pack("@ii", 1, 0)  # of SO_LINGER: to close is to reset
+EVENT: Final = struct.Struct("=hi")  # of a monitor: what, and its value
+BEGUN: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED
 FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
 
 
 class Unread:
-    """The connections of one listening socket, and what has come over each since its last message was read.
+    """The connections of one socket, and what has come over each since its last message was read.
 
     Args:
-        socket: bound to its port.
+        port: where the socket listens, or of the peer to which it connects.
     """
 
-    def __init__(self, socket: Socket) -> None:
-        self._port = port_of(socket)
+    def __init__(self, port: int, *, is_client: bool = False) -> None:
+        self._port = port
+        self._is_client = is_client
         self._read_bytes: dict[int, int] = {}  # by descriptor: what had come when its last message had been read
         self._heard: set[int] = set()  # since the last look
 
-    def add(self, fd: int) -> None:
-        """A connection was accepted."""
-        self._read_bytes[fd] = 0
+    def note(self, event: int, value: int) -> None:
+        """The socket's monitor tells this: connections that begin are watched until they end."""
+        if event & BEGUN:
+            self._read_bytes[value] = 0
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._read_bytes.pop(value, None)
 
     def hear(self, frame: zmq.Frame) -> None:
         """A whole message was read, of which this is a frame. Callable from any thread."""
@@ -60,12 +66,12 @@ class Unread:
                 with _copy_of(fd) as connection:
                     num_cut += self._is_cut(fd, connection, read_bytes, is_heard=fd in heard)
             except OSError:  # it is closed, or no connection any more
-                del self._read_bytes[fd]
+                self._read_bytes.pop(fd, None)
         return num_cut
 
     def _is_cut(self, fd: int, connection: socket.socket, read_bytes: int, *, is_heard: bool) -> bool:
         """Look at one connection. Returns: whether it was ended. Raises: OSError if it is none any more."""
-        if connection.family not in FAMILIES or connection.getsockname()[1] != self._port:
+        if connection.family not in FAMILIES or self._port_of(connection) != self._port:
             del self._read_bytes[fd]
             return False
         came = _bytes_taken(connection)
@@ -76,6 +82,38 @@ class Unread:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)  # else a full peer is not told
             connection.shutdown(socket.SHUT_RDWR)
         return is_cut
+
+    def _port_of(self, connection: socket.socket) -> int:
+        address = connection.getpeername() if self._is_client else connection.getsockname()
+        return int(address[1])
+
+
+class UnreadMonitor(SocketMonitor):
+    """The events of one socket, from which its `Unread` learns of the connections.
+
+    Args:
+        events: those that the owner wants to know.
+        peer_port: as `Unread`'s, of a socket that connects; None = it is bound to its port.
+    Raises: as SocketMonitor.
+    """
+
+    def __init__(self, socket: zmq.Socket[Any], events: int = 0, peer_port: int | None = None) -> None:
+        super().__init__(socket, events | BEGUN | zmq.EVENT_DISCONNECTED)
+        self._wanted = events
+        self.unread = Unread(port_of(socket)) if peer_port is None else Unread(peer_port, is_client=True)
+
+    def events(self) -> Iterator[tuple[int, int]]:
+        """As SocketMonitor, of those that the owner wants."""
+        for event, value in super().events():
+            self.unread.note(event, value)
+            if event & self._wanted:
+                yield event, value
+
+    def look(self) -> int:
+        """As Unread, for an owner that wants no events."""
+        for _ in self.events():
+            pass
+        return self.unread.look()
 
 
 @contextlib.contextmanager
@@ -100,30 +138,46 @@ def _bytes_taken(connection: socket.socket) -> int:
 
 
 class UnreadGuard(threading.Thread):
-    """A thread that looks at one listening socket's connections, however long the socket's owner computes.
+    """A thread that looks at one socket's connections, however long the socket's owner computes.
 
-    It ends with the socket's context.
+    It ends with the socket's context, or when it is told to.
+
+    Args:
+        events, peer_port: as UnreadMonitor.
+        pass_on: gets the events that the owner wants, as a monitor sends them. The thread closes it.
+    Raises: as SocketMonitor.
     """
 
-    def __init__(self, socket: Socket) -> None:
+    def __init__(
+        self, socket: Socket, events: int = 0, peer_port: int | None = None, pass_on: Socket | None = None
+    ) -> None:
         super().__init__(name="starspec-unread", daemon=True)
-        self._unread = Unread(socket)
-        self._monitor = SocketMonitor(socket, zmq.EVENT_ACCEPTED)
+        self._monitor = UnreadMonitor(socket, events, peer_port)
+        self._pass_on = pass_on
+        self._is_ending = False
         self.num_cut = 0  # connections that were ended
         self.start()
 
     def hear(self, frame: zmq.Frame) -> None:
         """As Unread."""
-        self._unread.hear(frame)
+        self._monitor.unread.hear(frame)
+
+    def end(self) -> None:
+        """Look no more, from LOOK_S later on."""
+        self._is_ending = True
 
     def run(self) -> None:
-        with self._monitor.socket as events:
-            while True:
+        with self._monitor.socket as monitored, self._pass_on or contextlib.nullcontext():
+            while not self._is_ending:
                 try:
-                    events.poll(int(LOOK_S * 1000))
-                    for event, value in self._monitor.events():
-                        if event == zmq.EVENT_ACCEPTED:
-                            self._unread.add(value)
+                    monitored.poll(int(LOOK_S * 1000))
+                    self._turn()
                 except zmq.ZMQError:  # the context ends
                     return
-                self.num_cut += self._unread.look()
+
+    def _turn(self) -> None:
+        for event, value in self._monitor.events():
+            if self._pass_on is not None:
+                with contextlib.suppress(zmq.Again):  # the owner does not read
+                    self._pass_on.send_multipart([EVENT.pack(event, value), b""], zmq.NOBLOCK)
+        self.num_cut += self._monitor.unread.look()

@@ -49,6 +49,8 @@ from starspec.wire.transports.target_sockets import SocketFactory, TargetSocket,
 MAX_PUBLIC_ANSWER_BYTES: Final = 16 * 1024  # of the hub's public port; a Welcome names the draft
 MAX_FEATURE_WINDOW: Final = 4096  # positions, kept for every request
 
+ENDLESS: Final = "the hub sends a message that never ends"
+
 log = structlog.get_logger()
 
 
@@ -170,7 +172,10 @@ class ZmqTarget:
             if now < self._send_at:
                 return
             self._public = self._socket_factory.connect_public(self._endpoint)
-        for event, value in list(self._public.monitor.events()):
+        if self._public.has_cut:
+            self._break(ENDLESS, now)
+            return
+        for event, value in list(self._public.events()):
             problem = why_handshake_failed(event, value, self._endpoint)
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # ZeroMQ does not try again, and the key may be added
                 self._drop(problem, now + REFUSED_KEY_RETRY_S)
@@ -228,7 +233,9 @@ class ZmqTarget:
     def _attach(self, now: float) -> None:
         """Ping this target's own port until the hub answers. `_read` sees the answer."""
         assert self._own is not None
-        if any(True for _ in self._own.monitor.events()) or now > self._give_up_at:
+        if self._own.has_cut:
+            self._break(ENDLESS, now)
+        elif any(True for _ in self._own.events()) or now > self._give_up_at:
             port = self._terms.port if self._terms is not None else 0
             self._lose(
                 f"the hub's port {port} for this target cannot be reached: does a firewall close it?", now, RETRY_S
@@ -241,7 +248,9 @@ class ZmqTarget:
         """Notice that the hub is gone; renew the lease."""
         assert self._own is not None
         assert self._terms is not None
-        if any(True for _ in self._own.monitor.events()):
+        if self._own.has_cut:
+            self._break(ENDLESS, now)
+        elif any(True for _ in self._own.events()):
             self._lose("the hub is gone", now)
         elif now >= self._send_at:
             self._send_at = now + keep_alive_s(self._terms.lease_s)
