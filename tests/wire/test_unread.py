@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,10 +16,21 @@ import zmq
 
 from starspec.errors import PeerLost
 from starspec.gateway.hub_status import HubStatusClient
-from starspec.ids import LinkId, Tag
-from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, encode
-from starspec.wire.messages import PROTOCOL_VERSION, Features, Ping, Pong, Welcome
+from starspec.ids import LinkId, PeerId, RequestId, Tag
+from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
+from starspec.wire.messages import (
+    PROTOCOL_VERSION,
+    Ask,
+    EngineOutput,
+    Fault,
+    Features,
+    Ping,
+    Pong,
+    TargetToGateway,
+    Welcome,
+)
 from starspec.wire.transports import unread
+from starspec.wire.transports.base import Left
 from starspec.wire.transports.serving_client import ServingClient
 from starspec.wire.transports.serving_server import ServingServer
 from starspec.wire.transports.sockets import (
@@ -29,9 +41,11 @@ from starspec.wire.transports.sockets import (
     multiparts,
     port_of,
 )
+from starspec.wire.transports.unsent import MAX_UNSENT_BYTES, STEP_BYTES
 
 pytestmark = pytest.mark.system
 PATIENCE_S = 20.0
+QUIET_S = 0.7  # longer than the pause between two heartbeats
 LARGE = 900_000  # bytes of a frame
 
 
@@ -81,6 +95,10 @@ class HandMade:
     def __exit__(self, *_: object) -> None:
         self.socket.close()
 
+    def send(self, frame: bytes) -> None:
+        """Send a short frame, which is a whole multipart."""
+        self.socket.sendall(b"\x00" + bytes([len(frame)]) + frame)
+
     def send_until_cut(self, frame: bytes, num_bytes: int, meanwhile: Callable[[], None] = lambda: None) -> bool:
         """Send one endless multipart. Returns: whether the connection ended before so many bytes had left."""
         part, num_sent = b"\x03" + struct.pack(">Q", len(frame)) + frame, 0
@@ -118,8 +136,7 @@ def test_a_target_whose_multipart_never_ends_loses_its_link(star, little: int) -
     welcome = raw.greet()
     assert isinstance(welcome, Welcome)
     with HandMade.to(welcome.port, welcome.link_id.encode()) as peer:
-        part = encode(Ping(0))
-        peer.socket.sendall(b"\x00" + bytes([len(part)]) + part)
+        peer.send(encode(Ping(0)))
         star.until(lambda: hub.events_of("raw"), honest)
         assert peer.send_until_cut(bytes(LARGE), little)
     star.until(lambda: len(hub.events_of("raw")) == 2, honest)
@@ -176,6 +193,23 @@ async def test_a_gateway_ends_the_connections_to_a_target_whose_multiparts_never
         assert client.num_frames_rejected >= 2
 
 
+async def test_a_target_that_fills_a_queue_and_breaks_off_does_not_end_the_gateway(listener: socket.socket) -> None:
+    """In libzmq 4.3.5, the next heartbeat then aborts the process."""
+    client = ServingClient(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+    listening = asyncio.create_task(client.receive())
+    with contextlib.closing(client):
+        peers = [await asyncio.to_thread(accept, listener) for _ in range(2)]  # for messages, and for heartbeats
+        for peer in peers:
+            peer.socket.sendall(b"\x00\x01x" * 4 * RECEIVE_HIGH_WATER)
+        time.sleep(QUIET_S)  # noqa: ASYNC251 (the gateway is busy, and reads nothing)
+        for peer in peers:
+            peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, unread.RESET)
+            peer.socket.close()
+        time.sleep(QUIET_S)  # noqa: ASYNC251
+        with pytest.raises(PeerLost):
+            await asyncio.wait_for(listening, PATIENCE_S)
+
+
 def test_a_target_breaks_the_link_to_a_hub_whose_multipart_never_ends_even_while_it_computes(
     star, listener: socket.socket, little: int
 ) -> None:
@@ -210,25 +244,81 @@ async def test_who_asks_a_hub_for_its_status_ends_an_endless_answer(listener: so
         await asyncio.gather(asking, return_exceptions=True)
 
 
+def _largest(path: str) -> int:
+    return int(Path(path).read_text().split()[-1])
+
+
+def _kernel() -> int:
+    """Bytes that the kernel holds between two ends at most."""
+    return sum(map(_largest, ("/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem")))
+
+
+MOST_UNSENT = MAX_UNSENT_BYTES + STEP_BYTES + _kernel() + (RECEIVE_HIGH_WATER + 3) * 500_000
+
+
 def test_of_large_frames_that_nobody_reads_few_are_accepted_and_none_is_lost(dealer) -> None:
     with zmq.Context() as context, make_socket(context, zmq.ROUTER, MAX_FRAME_BYTES) as router:
         port = bind(router, "127.0.0.1", 0, "the test")
         dealer.sndhwm, dealer.sndtimeo = 1, 300
         dealer.connect(f"tcp://127.0.0.1:{port}")
-        kernel = sum(map(_largest, ("/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem")))
         num_accepted = 0
         with contextlib.suppress(zmq.Again):
             while num_accepted < 500:
                 dealer.send(b"%d" % num_accepted + bytes(LARGE))
                 num_accepted += 1
-        assert num_accepted <= RECEIVE_HIGH_WATER + kernel // LARGE + 3
+        assert num_accepted <= RECEIVE_HIGH_WATER + _kernel() // LARGE + 3
         for number in range(num_accepted):
             assert router.poll(int(PATIENCE_S * 1000))
             assert router.recv_multipart()[1] == b"%d" % number + bytes(LARGE)
 
 
-def _largest(path: str) -> int:
-    return int(Path(path).read_text().split()[-1])
+LONG = "x" * 500_000
+
+
+def test_a_target_that_does_not_read_loses_its_link_and_what_waits_for_it(star) -> None:
+    hub = star.hub()
+    honest = star.connected(hub.endpoint, "honest")
+    welcome = star.raw(hub.endpoint).greet()
+    num_sent = 0
+
+    def has_left() -> bool:
+        nonlocal num_sent
+        hub.transport.send({welcome.link_id: [Fault(LONG)]})
+        num_sent += 1
+        return len(hub.events_of("raw")) == 2
+
+    with HandMade.to(welcome.port, welcome.link_id.encode()) as deaf:
+        deaf.send(encode(Ping(0)))
+        star.until(lambda: hub.events_of("raw"), honest)
+        star.until(has_left, honest)
+    assert hub.events_of("raw")[1] == Left("does not read")
+    star.until(lambda: not hub.transport._queues.replies, honest)
+    assert (num_sent - hub.transport.stats.num_dropped) * len(LONG) < MOST_UNSENT
+    assert honest.is_connected
+
+
+def test_a_gateway_that_does_not_read_is_ended_and_one_that_reads_late_gets_everything(server) -> None:
+    output = EngineOutput(RequestId("r"), [1], LONG)
+    with zmq.Context() as context, make_socket(context, zmq.DEALER, MAX_FRAME_BYTES) as late:
+        late.connect(f"tcp://127.0.0.1:{server.port}")
+        assert late.poll(int(PATIENCE_S * 1000), zmq.POLLOUT)
+        late.send(encode(Ask(PROTOCOL_VERSION)))
+        [(peer, _)] = server.receive(PATIENCE_S)
+        assert all(server.send(peer, [output]) for _ in range(60))
+        with HandMade.to(server.port, b"deaf") as deaf:
+            deaf.send(encode(Ask(PROTOCOL_VERSION)))
+            assert [name for name, _ in server.receive(PATIENCE_S)] == [b"deaf"]
+            num_sent = next(number for number in range(1000) if not server.send(PeerId(b"deaf"), [output]))
+            assert num_sent * len(LONG) < MOST_UNSENT
+            with pytest.raises(ConnectionError):
+                list(iter(lambda: deaf.socket.recv(2**20), b""))
+        for _ in range(60):
+            assert late.poll(int(PATIENCE_S * 1000))
+            assert Decoder(TargetToGateway).decode(late.recv()) == output
+        for _ in range(300):  # more than is held for one that does not read
+            assert server.send(peer, [output])
+            assert late.poll(int(PATIENCE_S * 1000))
+            late.recv()
 
 
 def test_features_far_beyond_the_queue_arrive_in_order_and_cost_no_link(star) -> None:

@@ -27,6 +27,7 @@ from starspec.wire.messages import Fault, Features, Goodbye, Hello, Open, Ping, 
 from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
 from starspec.wire.transports.sockets import GOODBYE_MS, LOST, Socket, multiparts
 from starspec.wire.transports.unread import UnreadMonitor
+from starspec.wire.transports.unsent import Unsent
 
 ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port
 READ_BURST: Final = 64  # multiparts of one target before the next target is read
@@ -78,6 +79,7 @@ class HubLink:
         self._monitor = UnreadMonitor(socket, LOST)
         self._identity = terms.link_id.encode()
         self._decoder: Decoder[TargetToHub] = Decoder(TargetToHub, hello.vocab_size, max_len=max_len)
+        self._unsent = Unsent()
         self._stats = stats
         self._may_join = may_join
         self._heard_at = now
@@ -116,7 +118,7 @@ class HubLink:
 
         Args:
             num_drafts: how many of them are proposals with draft tokens.
-        Returns: False if the target is gone or does not read.
+        Returns: False if the target is gone or does not read. Effects: may end the link (`left`).
         """
         if num_drafts:
             self.used_at = now
@@ -246,7 +248,10 @@ class HubLink:
 
     def _send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
         try:
-            self.socket.send_multipart([identity, *frames], zmq.NOBLOCK)
-        except zmq.ZMQError:  # EAGAIN: the target does not read; EHOSTUNREACH: it is gone
+            self._unsent.send(self.socket, identity, frames)
+        except zmq.Again:
+            self.end("does not read")
+            return False
+        except zmq.ZMQError:  # EHOSTUNREACH: it is gone
             return False
         return True

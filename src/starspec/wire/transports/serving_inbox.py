@@ -14,6 +14,7 @@ from typing import Final
 
 from starspec.ids import PeerId
 from starspec.policy.peer_limits import SERVING_BURST, SERVING_PER_S, Allowance, has_room_for, work_of
+from starspec.wire.transports.unsent import Unsent
 
 MAX_PEERS: Final = 4096  # gateways that are known
 
@@ -45,7 +46,7 @@ class _Owner:
 
 
 class _Gateway:
-    """One connection of a gateway."""
+    """One connection of a gateway, and what it has not read."""
 
     def __init__(self, peer: PeerId, key_name: str, owner: _Owner) -> None:
         self.peer: Final = peer
@@ -54,6 +55,8 @@ class _Gateway:
         self.allowance: Final = Allowance(SERVING_PER_S, SERVING_BURST)
         self.frames: Final[deque[bytes]] = deque()  # that wait
         self.num_held = 0.0  # units of `frames`
+        self.fd = -1  # of the connection over which the last frames came
+        self.unsent: Final = Unsent()
 
     def hold(self, num_units: float) -> None:
         """So much more of it waits."""
@@ -80,6 +83,15 @@ class ServingInbox:
         """Whose gateway this is; empty if it is not known."""
         gateway = self._gateways.get(peer)
         return "" if gateway is None else gateway.owner.name
+
+    def unsent(self, peer: PeerId) -> tuple[Unsent, int]:
+        """What this peer has not read, and the descriptor of its connection; -1 if it is not known."""
+        gateway = self._gateways.get(peer)
+        return (Unsent(), -1) if gateway is None else (gateway.unsent, gateway.fd)
+
+    def note_connection(self, peer: PeerId, fd: int) -> None:
+        """What came last from a known peer came over this descriptor."""
+        self._gateways[peer].fd = fd
 
     def knows(self, peer: PeerId) -> bool:
         """Something came from this peer. Returns: whether it is known, or else is to be added."""

@@ -32,7 +32,7 @@ from starspec.wire.messages import (
 )
 from starspec.wire.messages.base import RequestName
 from starspec.wire.transports.serving_inbox import ServingInbox
-from starspec.wire.transports.sockets import GOODBYE_MS, Context, bind, make_socket
+from starspec.wire.transports.sockets import GOODBYE_MS, Context, bind, make_socket, multiparts
 from starspec.wire.transports.unread import UnreadGuard
 
 READ_BURST: Final = 256  # multiparts read before the engine goes on
@@ -132,21 +132,26 @@ class ServingServer:
         return arrived
 
     def send(self, peer: PeerId, messages: Sequence[TargetToGateway]) -> bool:
-        """Send messages without waiting. They travel together, in multiparts of at most MAX_MESSAGES.
+        """Send messages without waiting. They travel together, as `multiparts`.
 
         Returns: False if the gateway is gone, does not read or has a key that was removed, or if a message is too large
             for a frame.
+        Effects: may end the connection of one that does not read.
         """
         if not self._may_talk(peer):
             self.num_dropped += len(messages)
             return False
-        for start in range(0, len(messages), MAX_MESSAGES):
-            try:
-                frames = [encode(message) for message in messages[start : start + MAX_MESSAGES]]
-                self._socket.send_multipart([peer, *frames], zmq.NOBLOCK)
-            except (zmq.ZMQError, LinkError):
-                self.num_dropped += len(messages) - start
-                return False
+        unsent, fd = self._inbox.unsent(peer)
+        num_sent = 0
+        try:
+            for multipart in multiparts([encode(message) for message in messages]):
+                unsent.send(self._socket, peer, multipart)
+                num_sent += len(multipart)
+        except (zmq.ZMQError, LinkError) as error:
+            if isinstance(error, zmq.Again):
+                self._unread.cut(fd)  # it does not read, and what waits for it takes memory
+            self.num_dropped += len(messages) - num_sent
+            return False
         return True
 
     def close(self) -> None:
@@ -168,12 +173,12 @@ class ServingServer:
                 return
             if not rest:
                 continue
-            self._unread.hear(rest[0])
             num_left -= len(rest)
             self._reading.take(work_of(rest), now)
             peer = PeerId(first.bytes)
             if not self._inbox.knows(peer):
                 self._greet(peer, rest[0])
+            self._inbox.note_connection(peer, self._unread.hear(rest[0]))
             if len(rest) <= MAX_MESSAGES and self._inbox.has_room(peer, work_of(rest)):
                 self._inbox.put(peer, [frame.bytes for frame in rest])
             else:

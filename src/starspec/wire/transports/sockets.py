@@ -18,9 +18,10 @@ Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 S = TypeVar("S", bound=zmq.Socket[Any])
 
-HIGH_WATER: Final = 512  # multiparts queued to be sent over one connection; a ROUTER drops what is beyond it
-# Multiparts that arrived over one connection and were not read. At the bound ZeroMQ reads no further, so what is sent
-# waits at its sender; if that lasts as long as HEARTBEAT_TIMEOUT_MS, no heartbeat is answered and the connection ends.
+HIGH_WATER: Final = 512  # multiparts queued to be sent over one connection; `unsent.py` bounds their bytes
+# Multiparts that arrived over one connection of a ROUTER and were not read. At the bound ZeroMQ reads no further, so
+# what is sent waits at its sender; if that lasts as long as HEARTBEAT_TIMEOUT_MS, no heartbeat is answered and the
+# connection ends.
 RECEIVE_HIGH_WATER: Final = 32
 MAX_MULTIPART_BYTES: Final = 2 * 2**20  # that an honest peer sends at once, if it has more than one frame
 HEARTBEAT_MS: Final = 500  # ZMTP ping of an idle connection
@@ -45,8 +46,9 @@ def make_socket(context: Context, kind: int, max_frame_bytes: int) -> Socket:
 def set_limits(socket: S, max_frame_bytes: int, silence_ms: int = HEARTBEAT_TIMEOUT_MS) -> S:
     """Set limits so that a ROUTER or DEALER socket never blocks, queues or waits without bound.
 
-    Only DEALERs send heartbeats, and each tells the ROUTER its timeout. A ROUTER that sends heartbeats can abort its
-    process in libzmq 4.3.5, if a connection fills its queue and then closes (libzmq issue 4364).
+    Only DEALERs send heartbeats, and each tells the ROUTER its timeout. A socket that sends heartbeats aborts its
+    process in libzmq 4.3.5 if a connection fills its queue of what arrived and then breaks (libzmq issue 4364). So a
+    DEALER's queue has no bound in multiparts; `unread.py` bounds its bytes. A ROUTER sends none.
 
     Args:
         max_frame_bytes: a peer that sends a longer frame is disconnected before the frame is read.
@@ -54,13 +56,15 @@ def set_limits(socket: S, max_frame_bytes: int, silence_ms: int = HEARTBEAT_TIME
     Returns: the socket.
     """
     socket.linger = 0
-    socket.sndhwm, socket.rcvhwm = HIGH_WATER, RECEIVE_HIGH_WATER
+    socket.sndhwm = HIGH_WATER
     socket.maxmsgsize = max_frame_bytes
     socket.handshake_ivl = HANDSHAKE_MS
     socket.tcp_keepalive = 1
     if socket.type == zmq.ROUTER:
+        socket.rcvhwm = RECEIVE_HIGH_WATER
         socket.router_mandatory = 1  # sending to a peer that is gone fails instead of vanishing
     else:
+        socket.rcvhwm = 0
         socket.heartbeat_ivl = HEARTBEAT_MS
         socket.heartbeat_timeout = socket.heartbeat_ttl = silence_ms
         socket.immediate = 1  # queue messages only for connections that exist

@@ -53,9 +53,17 @@ class Unread:
         elif event == zmq.EVENT_DISCONNECTED:
             self._read_bytes.pop(value, None)
 
-    def hear(self, frame: zmq.Frame) -> None:
-        """A whole message was read, of which this is a frame. Callable from any thread."""
-        self._heard.add(frame.get(zmq.SRCFD))
+    def hear(self, frame: zmq.Frame) -> int:
+        """A whole message was read, of which this is a frame. Callable from any thread. Returns: the descriptor."""
+        fd = int(frame.get(zmq.SRCFD))
+        self._heard.add(fd)
+        return fd
+
+    def cut(self, fd: int) -> None:
+        """End this connection, if it is one. Callable from any thread."""
+        with contextlib.suppress(OSError), _copy_of(fd) as connection:
+            if self._is_ours(connection):
+                _reset(connection)
 
     def look(self) -> int:
         """End the connections with too much unread. Never waits. Returns: how many."""
@@ -71,7 +79,7 @@ class Unread:
 
     def _is_cut(self, fd: int, connection: socket.socket, read_bytes: int, *, is_heard: bool) -> bool:
         """Look at one connection. Returns: whether it was ended. Raises: OSError if it is none any more."""
-        if connection.family not in FAMILIES or self._port_of(connection) != self._port:
+        if not self._is_ours(connection):
             del self._read_bytes[fd]
             return False
         came = _bytes_taken(connection)
@@ -79,13 +87,14 @@ class Unread:
             self._read_bytes[fd] = came
         is_cut = not is_heard and came - read_bytes > MAX_UNREAD_BYTES
         if is_cut:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)  # else a full peer is not told
-            connection.shutdown(socket.SHUT_RDWR)
+            _reset(connection)
         return is_cut
 
-    def _port_of(self, connection: socket.socket) -> int:
+    def _is_ours(self, connection: socket.socket) -> bool:
+        if connection.family not in FAMILIES:
+            return False
         address = connection.getpeername() if self._is_client else connection.getsockname()
-        return int(address[1])
+        return bool(address[1] == self._port)
 
 
 class UnreadMonitor(SocketMonitor):
@@ -114,6 +123,11 @@ class UnreadMonitor(SocketMonitor):
         for _ in self.events():
             pass
         return self.unread.look()
+
+
+def _reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)  # else a full peer is not told
+    connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
@@ -158,9 +172,13 @@ class UnreadGuard(threading.Thread):
         self.num_cut = 0  # connections that were ended
         self.start()
 
-    def hear(self, frame: zmq.Frame) -> None:
+    def hear(self, frame: zmq.Frame) -> int:
         """As Unread."""
-        self._monitor.unread.hear(frame)
+        return self._monitor.unread.hear(frame)
+
+    def cut(self, fd: int) -> None:
+        """As Unread."""
+        self._monitor.unread.cut(fd)
 
     def end(self) -> None:
         """Look no more, from LOOK_S later on."""
