@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +28,31 @@ from starspec.wire.messages import PROTOCOL_VERSION, Abort, Ask, EngineOutput, S
 from starspec.wire.transports.serving_server import ServingServer
 
 PATIENCE_S = 20.0
+
+
+NUM_STREAMS = 200  # half of them have had a token when their target is killed
+CHATTY, MUTE = 7, 5  # the prompts
+TARGET = """
+import sys
+
+from starspec.ids import TargetId
+from starspec.stats import TargetStats
+from starspec.wire.messages import Ask, EngineOutput, Submit, TargetStatus
+from starspec.wire.transports.serving_server import ServingServer
+
+server = ServingServer("127.0.0.1", 0)
+sys.stdout.write(f"{server.port}\\n")
+sys.stdout.flush()
+begun = []
+while True:
+    for peer, message in server.receive(0.005):
+        if isinstance(message, Ask):
+            server.send(peer, [TargetStatus(TargetId("a"), "toy", 64, 0, 0, 999, 999, True, TargetStats())])
+        elif isinstance(message, Submit) and message.spec.prompt_token_ids == [7]:
+            begun.append(message.request_id)
+    if begun:
+        server.send(peer, [EngineOutput(request_id, [1], "x") for request_id in begun])
+"""
 
 
 class ThreadedTarget:
@@ -114,6 +144,64 @@ async def test_a_target_that_dies_ends_its_streams_and_is_used_again_when_it_is_
         assert (await http.post("/v1/completions", json={"prompt": [1]})).json()["choices"][0]["text"] == "x!"
     finally:
         await asyncio.to_thread(heir.die)
+
+
+async def stream_of(port: int, token_id: int, has_begun: asyncio.Queue[int]) -> tuple[str, float]:
+    """Stream one answer. Returns: its end, and when it came."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps({"prompt": [token_id], "stream": True, "max_tokens": 60})
+    head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+    end = b""
+    while chunk := await reader.read(65536):
+        if token_id == CHATTY and not end:
+            has_begun.put_nowait(token_id)
+        end = (end + chunk)[-1000:]
+    writer.close()
+    return end.decode(), time.monotonic()
+
+
+@pytest.fixture
+def doomed() -> Iterator[Any]:
+    """A target in a process of its own."""
+    with subprocess.Popen([sys.executable, "-c", TARGET], stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+async def test_of_many_streams_of_a_killed_target_none_hangs_and_those_without_a_token_go_elsewhere(
+    doomed: Any, model_folder: Path
+) -> None:
+    port = int(doomed.stdout.readline())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        heir_port = free.getsockname()[1]
+    endpoints = tuple(f"tcp://127.0.0.1:{each}" for each in (port, heir_port))
+    limits = {"max_connections": 2 * NUM_STREAMS, "max_connections_per_address": 2 * NUM_STREAMS}
+    server = GatewayServer(GatewayConfig(port=0, model=str(model_folder), targets=endpoints, **limits))
+    serving = asyncio.create_task(server.serve())
+    http_port, has_begun = int(server.address.rsplit(":", 1)[1]), asyncio.Queue[int]()
+    async with httpx.AsyncClient(base_url=server.address, timeout=PATIENCE_S, trust_env=False) as client:
+        await until_health(client, 200)
+        prompts = [CHATTY, MUTE] * (NUM_STREAMS // 2)
+        streams = [asyncio.create_task(stream_of(http_port, prompt, has_begun)) for prompt in prompts]
+        for _ in range(NUM_STREAMS // 2):
+            await asyncio.wait_for(has_begun.get(), PATIENCE_S)
+        heir = ThreadedTarget(heir_port)
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                if (await client.get("/health")).text.count('"ready"') == 2:
+                    break
+        doomed.kill()
+        doomed.wait()
+        killed_s = time.monotonic()
+        ends = await asyncio.wait_for(asyncio.gather(*streams), PATIENCE_S)
+    server.stop()
+    await asyncio.wait_for(serving, PATIENCE_S)
+    await asyncio.to_thread(heir.die)
+    assert all('"code": 503' in end for end, _ in ends[::2])
+    assert all('"text":"!"' in end for end, _ in ends[1::2])
+    assert all("[DONE]" in end for end, _ in ends)
+    assert max(at_s for _, at_s in ends) - killed_s < 1.0
 
 
 async def test_a_gateway_and_a_target_of_different_versions_refuse_each_other_in_a_sentence(

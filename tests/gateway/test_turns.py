@@ -6,6 +6,7 @@ Work is counted in turns of the loop, not in seconds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from collections.abc import Callable, Coroutine
@@ -114,6 +115,32 @@ async def test_a_flood_of_outputs_is_handled_a_few_at_a_time(target: Any) -> Non
         for _ in range(MANY):
             target._outbox.put_nowait(EngineOutput(RequestId("r"), [1], "a"))
         assert 0 < await busiest_turn(lambda: len(heard), until(lambda: len(heard) == MANY)) <= STEPS
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_the_requests_of_a_lost_target_go_to_another_a_few_at_a_time(
+    make_target: Callable[[str], Any], is_silent: bool
+) -> None:
+    lost, heir = make_target("lost"), make_target("heir")
+    lost.script = heir.script = None
+    heir.lose()
+    async with Router([lost, heir]) as router, contextlib.AsyncExitStack() as stack:
+        await ready(router)
+        one = GenerationRequest(specs=(SPEC,), num_prompts=1, prompt_param="prompt", options=ReplyOptions())
+        for number in range(MANY):
+            await stack.enter_async_context(Generation(router, one, f"r{number}"))
+        heir.restore()
+        await until(lambda: all(each.is_live for each in router.targets))
+
+        async def lose() -> None:
+            if is_silent:
+                lost.is_answering = False
+                router.relieve()
+            else:
+                lost.lose()
+            await heir.until(lambda: len(heir.submitted) == MANY)
+
+        assert 0 < await busiest_turn(lambda: len(heir.submitted), lose()) <= STEPS
 
 
 async def test_one_answer_with_many_parts_lets_others_have_their_turn(target: Any) -> None:

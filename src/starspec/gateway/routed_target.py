@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
@@ -12,7 +13,7 @@ import structlog
 
 from starspec.audit import AuditLog
 from starspec.errors import CapacityError, LocalProtocolError, OurBug, PeerLost, RequestError, StarspecError
-from starspec.gateway.background import Pace
+from starspec.gateway.background import STEPS, Pace
 from starspec.ids import RequestId, TargetId
 from starspec.log_limit import LogLimit
 from starspec.policy.retry_after import LEAST_S
@@ -183,9 +184,9 @@ class RoutedTarget:
             for request_id, each in self._open.items()
             if leaves_silent_target(each.num_positions, has_begun=each.has_begun, can_move=can_move)
         }
-        for request_id, each in leaving.items():
+        for request_id in leaving:
             self.abort(request_id)
-            each.sink(PeerLost(f"the target at {self.endpoint} does not answer"))
+        _fail(leaving.values(), f"the target at {self.endpoint} does not answer")
 
     async def listen(self) -> None:
         """Receive the target's messages until cancelled. Other tasks get their turn, however many messages wait."""
@@ -265,9 +266,9 @@ class RoutedTarget:
         lost, self._open = self._open, {}
         self.status = None
         self._num_others = 0
-        for request_id, request in lost.items():
+        for request_id in lost:
             self._link.send(Abort(request_id))  # in case it is alive after all; dropped while not connected
-            request.sink(PeerLost(f"the target of this request is lost: {why}"))
+        _fail(lost.values(), f"the target of this request is lost: {why}")
 
     def _note_state(self) -> None:
         """Note since when the target is in its state, and log when it falls silent and when it answers again."""
@@ -283,6 +284,18 @@ class RoutedTarget:
 
     def _log(self, write: Callable[..., object], event: str, **fields: int | str | None) -> None:
         self._log_limit.log(write, event, kind=None, endpoint=self.endpoint, **fields)
+
+
+def _fail(requests: Iterable[_OpenRequest], why: str) -> None:
+    """Tell these requests that their target is lost: a few now, and a few in each further turn of the event loop.
+
+    To send a request to another target takes up to a millisecond.
+    """
+    left = iter(requests)
+    for request in itertools.islice(left, STEPS):
+        request.sink(PeerLost(why))
+    if rest := list(left):
+        asyncio.get_running_loop().call_soon(_fail, rest, why)
 
 
 def _refusal(rejected: Rejected) -> StarspecError:
