@@ -29,6 +29,7 @@ from starspec.wire.messages import GatewayToTarget, TargetToGateway
 from starspec.wire.transports.sockets import (
     GOODBYE_MS,
     HANDSHAKE_FAILED,
+    RECEIVE_HIGH_WATER,
     REFUSED_KEY_RETRY_S,
     connect,
     host_of,
@@ -39,7 +40,7 @@ from starspec.wire.transports.unread import BEGUN, EVENT, LOOK_S, Unread
 RECONNECT_MS: Final = (50, 500)  # first and longest pause
 # A target that ends resets its connection. A silent target may be suspended, or its machine may be very busy. Its
 # requests are lost with the connection, so it gets as much time as it gives gateways (`lease_s`).
-SILENCE_MS: Final = 10_000
+SILENCE_S: Final = 10.0
 PROBE_INTERVAL_MS: Final = 300
 PROBE_SILENCE_MS: Final = 1000  # with the interval, a target that stops answering is known within 1.3 s
 READ_BURST: Final = 16  # multiparts read and decoded at once
@@ -68,11 +69,14 @@ class ServingClient:
         require_keys(host_of(endpoint, "a target"), keys, is_insecure, "the gateway would connect to the target at")
         target_key = b"" if keys is None else keys.public_key_of("target")
         self._context = zmq.asyncio.Context()
-        self._socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES, SILENCE_MS)
+        self._socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES)
+        # A gateway that falls behind must slow its targets down. So this queue is short, and then it may send no
+        # heartbeats: see `set_limits`.
+        self._socket.rcvhwm, self._socket.heartbeat_ivl = RECEIVE_HIGH_WATER, 0
         self._socket.immediate = (
             0  # else libzmq drops messages that arrived before the connection ended; see `_reconnect`
         )
-        self._probe = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES, SILENCE_MS)
+        self._probe = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES)
         self._probe.heartbeat_ivl, self._probe.heartbeat_timeout = PROBE_INTERVAL_MS, PROBE_SILENCE_MS
         for socket in (self._socket, self._probe):
             socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS
@@ -96,6 +100,8 @@ class ServingClient:
         self.endpoint = endpoint
         self.is_connected = False
         self.is_answering = False  # not suspended or out of reach, as far as the last second shows
+        self._answered_s = -math.inf  # when it did so last, or was not connected
+        self._clock = clock
         self.num_frames_rejected = 0
         connect(self._socket, endpoint)
         connect(self._probe, endpoint)
@@ -110,8 +116,7 @@ class ServingClient:
         sent = self._socket.send_multipart([encode(message)], flags=zmq.DONTWAIT)
         assert isinstance(sent, asyncio.Future)
         if sent.exception() is not None:
-            self._is_broken, self.is_connected = True, False
-            self._reconnect()  # its event wakes `receive`
+            self._break()
 
     async def receive(self) -> TargetToGateway:
         """Wait for the next message.
@@ -203,9 +208,19 @@ class ServingClient:
                 yield event
 
     def _look(self) -> None:
-        """End connections on which too much has come that was never whole; again and again until `close`."""
+        """End connections on which too much has come that was never whole, or whose target is silent; until `close`."""
         self.num_frames_rejected += self._unread.look()
+        now = self._clock()
+        if self.is_answering or not self.is_connected:
+            self._answered_s = now
+        elif now - self._answered_s > SILENCE_S:
+            self._break()
         self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _break(self) -> None:
+        """The connection is useless. Effects: `receive` raises PeerLost."""
+        self._is_broken, self.is_connected = True, False
+        self._reconnect()  # its event wakes `receive`
 
 
 def _waiting(socket: zmq.asyncio.Socket, most: float = math.inf) -> list[list[zmq.Frame]]:

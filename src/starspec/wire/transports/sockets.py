@@ -27,6 +27,7 @@ MAX_MULTIPART_BYTES: Final = 2 * 2**20  # that an honest peer sends at once, if 
 HEARTBEAT_MS: Final = 500  # ZMTP ping of an idle connection
 HEARTBEAT_TIMEOUT_MS: Final = 2000  # a connection silent for longer is dropped: a stopped or unplugged peer
 HANDSHAKE_MS: Final = 2000  # for a peer that accepts a connection and then sends nothing
+KEEPALIVE: Final = (10, 5, 3)  # the kernel asks a machine that was silent for 10 s, three times in 5 s: is it there?
 REFUSED_KEY_RETRY_S: Final = 2.0  # until a client tries again whose key was refused
 GOODBYE_MS: Final = 200  # at most, for the last messages to leave when a socket closes
 
@@ -43,7 +44,7 @@ def make_socket(context: Context, kind: int, max_frame_bytes: int) -> Socket:
     return set_limits(context.socket(kind), max_frame_bytes)
 
 
-def set_limits(socket: S, max_frame_bytes: int, silence_ms: int = HEARTBEAT_TIMEOUT_MS) -> S:
+def set_limits(socket: S, max_frame_bytes: int) -> S:
     """Set limits so that a ROUTER or DEALER socket never blocks, queues or waits without bound.
 
     Only DEALERs send heartbeats, and each tells the ROUTER its timeout. A socket that sends heartbeats aborts its
@@ -52,7 +53,6 @@ def set_limits(socket: S, max_frame_bytes: int, silence_ms: int = HEARTBEAT_TIME
 
     Args:
         max_frame_bytes: a peer that sends a longer frame is disconnected before the frame is read.
-        silence_ms: silence after which either end drops a DEALER's connection.
     Returns: the socket.
     """
     socket.linger = 0
@@ -60,13 +60,14 @@ def set_limits(socket: S, max_frame_bytes: int, silence_ms: int = HEARTBEAT_TIME
     socket.maxmsgsize = max_frame_bytes
     socket.handshake_ivl = HANDSHAKE_MS
     socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl, socket.tcp_keepalive_cnt = KEEPALIVE
     if socket.type == zmq.ROUTER:
         socket.rcvhwm = RECEIVE_HIGH_WATER
         socket.router_mandatory = 1  # sending to a peer that is gone fails instead of vanishing
     else:
         socket.rcvhwm = 0
         socket.heartbeat_ivl = HEARTBEAT_MS
-        socket.heartbeat_timeout = socket.heartbeat_ttl = silence_ms
+        socket.heartbeat_timeout = socket.heartbeat_ttl = HEARTBEAT_TIMEOUT_MS
         socket.immediate = 1  # queue messages only for connections that exist
     return socket
 
