@@ -21,6 +21,7 @@ from starspec.cli.calibrate import calibrate
 from starspec.cli.command import CommandLine
 from starspec.cli.doctor import doctor
 from starspec.cli.generate import generate
+from starspec.cli.lab import lab
 from starspec.cli.output import open_closed_streams
 from starspec.cli.serve import child, draft, gateway, keygen, target
 from starspec.cli.train import train
@@ -51,7 +52,7 @@ def starspec(
     """One draft model speeds up many LLM servers. Same tokens, fewer steps."""
 
 
-for command in (generate, up, draft, target, gateway, keygen, verify, doctor, calibrate, train):
+for command in (generate, up, draft, target, gateway, keygen, lab, verify, doctor, calibrate, train):
     app.command()(command)
 app.command("serve", hidden=True)(up)  # as `vllm serve MODEL`
 app.command(hidden=True)(child)

@@ -1,0 +1,202 @@
+"""One link of a lab: it accepts connections, opens one to the server for each, and carries bytes both ways."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import struct
+from random import Random
+from typing import Final
+
+from starspec.config.lab import LabLink, LinkShape, Listen, Partition
+from starspec.errors import ConfigError
+from starspec.lab.pipe import Pipe
+from starspec.lab.travel import Travel, Way
+from starspec.wire.transports.sockets import endpoint_at, host_of
+
+MAX_CONNECTIONS: Final = 512  # of a link at once; more are reset
+SMALL_BUFFER_BYTES: Final = 64 * 1024  # of the kernel, where bandwidth is limited: else it would hide the limit
+RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
+NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+NO_ROOM_S: Final = 0.1  # until more connections are accepted
+
+
+class OpenLink:
+    """A link that listens, in the running event loop.
+
+    Args:
+        seed: of its jitter and losses.
+    Raises: ConfigError if it cannot listen there, or if the server's address is malformed.
+    """
+
+    def __init__(self, config: LabLink, seed: int) -> None:
+        self.name = config.label
+        self.forth, self.back = Way(config.shape), Way(config.shape_back)
+        self.num_connections = 0  # so far
+        self._seed = seed
+        self._passes = asyncio.Event()
+        self._passes.set()
+        self._is_cut = False
+        self._tasks: set[asyncio.Task[None]] = set()  # one for each connection
+        where = Listen.parse(config.listen)
+        self._to = _server_of(config, where.num_ports)
+        self._listeners = _listen(where, is_small=config.shape.mbit_s is not None)
+        self._own = [asyncio.create_task(self._accept(each, index)) for index, each in enumerate(self._listeners)]
+        self._own.append(asyncio.create_task(self._follow(config.partitions)))
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients connect to, tcp://host:port; the first of several ports."""
+        host, port, *_ = self._listeners[0].getsockname()
+        return endpoint_at(host, port)
+
+    @property
+    def num_open(self) -> int:
+        """Connections at this moment."""
+        return len(self._tasks)
+
+    def partition(self, *, cut: bool = False) -> None:
+        """From now on nothing passes. With `cut`, connections are reset too, and new ones until `heal` are refused."""
+        self._passes.clear()
+        self._is_cut = cut
+        if cut:
+            self.reset()
+
+    def heal(self) -> None:
+        """What was held by a partition arrives, and bytes pass again."""
+        self._is_cut = False
+        self._passes.set()
+
+    def reset(self) -> None:
+        """Reset all connections. New ones are accepted."""
+        for task in self._tasks:
+            task.cancel()
+
+    def reshape(self, shape: LinkShape, back: LinkShape | None = None) -> None:
+        """Change what the link does to bytes that are sent from now on. Args: as in LabLink."""
+        self.forth.shape, self.back.shape = shape, shape if back is None else back
+
+    async def close(self) -> None:
+        """Stop listening and reset all connections."""
+        self.reset()
+        for task in self._own:
+            task.cancel()
+        await asyncio.gather(*self._own, *self._tasks, return_exceptions=True)
+        for each in self._listeners:
+            each.close()
+
+    async def _follow(self, partitions: tuple[Partition, ...]) -> None:
+        """Partition the link at the times that its config states."""
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        for each in partitions:
+            await asyncio.sleep(begun_s + each.start_s - loop.time())
+            self.partition(cut=each.cut)
+            await asyncio.sleep(begun_s + each.stop_s - loop.time())
+            self.heal()
+
+    async def _accept(self, listener: socket.socket, index: int) -> None:
+        """Accept connections of the port that is `index` behind the first."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                if error.errno in NO_ROOM:
+                    await asyncio.sleep(NO_ROOM_S)
+                continue
+            self.num_connections += 1
+            if self._is_cut or len(self._tasks) >= MAX_CONNECTIONS:
+                _close(client, reset=True)
+                continue
+            task = asyncio.create_task(self._connect(client, index, self.num_connections))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, client: socket.socket, index: int, number: int) -> None:
+        """Carry one connection until both ends have ended, or until one breaks."""
+        is_whole = False
+        try:
+            with contextlib.suppress(OSError), _socket_for(self._to[0]) as server:
+                try:
+                    await self._carry(client, server, index, Random(f"{self._seed}/{self.name}/{number}"))  # noqa: S311
+                    is_whole = True
+                finally:
+                    if not is_whole:
+                        _close(server, reset=True)
+        finally:
+            _close(client, reset=not is_whole)
+
+    async def _carry(self, client: socket.socket, server: socket.socket, index: int, random: Random) -> None:
+        """Raises: OSError if the server refuses, or if a connection breaks."""
+        loop = asyncio.get_running_loop()
+        opened_s = loop.time()
+        for each in (client, server):
+            each.setblocking(False)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.sleep(self.forth.shape.delay_ms / 1e3)  # the first packet of the handshake is on its way
+        await self._passes.wait()
+        host, port = self._to
+        await loop.sock_connect(server, (host, port + index))
+        round_trip_s = (
+            self.forth.shape.delay_ms + self.back.shape.delay_ms
+        ) / 1e3  # a client sends after the handshake
+        pipes = (
+            Pipe(client, server, self.forth, Travel(self.forth, random), self._passes, opened_s + round_trip_s),
+            Pipe(server, client, self.back, Travel(self.back, Random(random.random())), self._passes, 0.0),  # noqa: S311
+        )
+        await _all_or_first_error(pipes)
+
+
+async def _all_or_first_error(pipes: tuple[Pipe, ...]) -> None:
+    """Run pipes until all have ended. Raises: OSError of the first that breaks; the others are cancelled then."""
+    tasks = [asyncio.create_task(each.run()) for each in pipes]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _server_of(config: LabLink, num_ports: int) -> tuple[str, int]:
+    """Host and first port of a link's server. Raises: ConfigError."""
+    host = host_of(config.to, f"the server of link '{config.label}'")
+    port = int(config.to.rpartition(":")[2])
+    if port + num_ports > 65536:
+        raise ConfigError(f"link '{config.label}' has {num_ports} ports, and its server's would end beyond 65535")
+    return host.strip("[]"), port
+
+
+def _listen(where: Listen, *, is_small: bool) -> list[socket.socket]:
+    """A listening socket for each port. Raises: ConfigError that names the port that cannot be had."""
+    listeners: list[socket.socket] = []
+    try:
+        for port in range(where.first_port, where.last_port + 1):
+            listener = _socket_for(where.host)
+            listeners.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if is_small:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)  # connections inherit it
+            listener.bind((where.host, port))
+            listener.listen(MAX_CONNECTIONS)
+            listener.setblocking(False)
+    except OSError as error:
+        for each in listeners:
+            each.close()
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(f"the lab cannot listen on {where.host}:{port}: {why}") from error
+    return listeners
+
+
+def _socket_for(host: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+def _close(connection: socket.socket, *, reset: bool) -> None:
+    if reset and connection.fileno() != -1:
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    connection.close()
