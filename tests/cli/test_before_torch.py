@@ -64,6 +64,12 @@ LINES = {
     "gateway: keys": ((*GATEWAY, "--keys", "/nowhere"), "cannot read the key"),
     "gateway: key of the hub": ((*GATEWAY, "--keys", "KEYS", "--hub", "tcp://127.0.0.1:9"), "hub.public"),
     "gateway: port": ((*GATEWAY, "--port", "TAKEN"), "the gateway cannot listen on 127.0.0.1:"),
+    "lab: file": (("lab", "/nowhere"), NO_FILE),
+    "lab: server": (
+        ("lab", "--link", "0=127.0.0.1:9"),
+        "is at '127.0.0.1:9', which is not of the form tcp://host:port",
+    ),
+    "lab: report": (("lab", "--link", "0=tcp://127.0.0.1:9", "--json", "/no/l.json"), "there is no folder '/no'"),
     "up: target": (("up", "/nowhere", "--port", "0"), NOWHERE),
     "up: draft": (("up", *LOST_DRAFT, "--port", "0"), NOWHERE),
     "up: port": (("up", *TARGET, "--port", "TAKEN"), "cannot listen on 127.0.0.1:"),

@@ -96,6 +96,27 @@ MISTAKES = {
         ("up", "--target", "x", "--draft-quantization", "int4"),
         "a star that is told how to draft needs a draft: give --draft MODEL, or --spec-method ngram",
     ),
+    "no link": (("lab",), "a lab needs links: give FILE, or --link LISTEN=tcp://HOST:PORT"),
+    "a link to nowhere": (
+        ("lab", "--link", "7700"),
+        "--link must be LISTEN=tcp://HOST:PORT, as in 7700=tcp://127.0.0.1:7701, not '7700'",
+    ),
+    "links in a file and beside it": (
+        ("lab", "x.toml", "--delay-ms", "4"),
+        "FILE describes all links: write delay_ms there, or give --link instead of FILE",
+    ),
+    "an unknown kind of link": (
+        ("lab", "--link", "0=tcp://127.0.0.1:9", "--preset", "continent"),
+        "the link: preset 'continent' is unknown; did you mean 'continents'?",
+    ),
+    "a partition without an end": (
+        ("lab", "--link", "0=tcp://127.0.0.1:9", "--partition", "9"),
+        "--partition must be START-STOP in seconds, as in 10-15, not '9'",
+    ),
+    "a lab for everybody": (
+        ("lab", "--link", "0.0.0.0:0=tcp://127.0.0.1:9"),
+        "the lab would listen on 0.0.0.0 and pass on whatever comes: say --insecure to allow it",
+    ),
     "no draft": (("draft",), "a draft server needs a draft: give --draft MODEL, or --spec-method ngram"),
     "missing model": (("draft", "--draft", "/no/such/model"), "there is no model at '/no/such/model'"),
     "address without keys": (

@@ -82,7 +82,7 @@ class LinkOptions:
     ] = ()
     cut: Annotated[
         tuple[str, ...],
-        Option("As --partition, and connections are reset. May be repeated.", LINK, shown=NONE_GIVEN),
+        Option("The same as --partition, with connections reset. May be repeated.", LINK, shown=NONE_GIVEN),
     ] = ()
     seed: Annotated[int | None, Option("Seed of jitter and losses.", LINK, least=0, shown="0, or that of FILE")] = None
     insecure: Annotated[
@@ -96,7 +96,9 @@ def lab(
     shape: ShapeOptions,
     file: Annotated[
         Path | None,
-        typer.Argument(help="TOML file that describes the links, instead of --link.", metavar="FILE"),
+        typer.Argument(
+            help="TOML file that describes the links, instead of --link.", metavar="FILE", show_default=NONE_GIVEN
+        ),
     ] = None,
     json_file: Annotated[
         Path | None,
@@ -171,7 +173,11 @@ def _serve(lab: Lab, config: LabConfig) -> Sequence[LinkTraffic]:
 
     async def serve() -> Sequence[LinkTraffic]:
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
-        stop_on_signal(lambda: loop.call_soon_threadsafe(ended.set), then=signal.SIG_DFL)
+
+        def stop() -> None:
+            loop.call_soon_threadsafe(ended.set)
+
+        stop_on_signal(stop, then=signal.SIG_DFL)
         async with lab:
             for each in config.links:
                 console.print(f"lab: {_described(each, lab.link(each.label))}", soft_wrap=True)

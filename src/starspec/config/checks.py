@@ -40,7 +40,8 @@ def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
 def _kind_sentence(error: msgspec.ValidationError) -> str:
     """'key: expected int, got str' of msgspec's "Expected `int`, got `str` - at `$.key`"."""
     what, _, at = str(error).replace("`", "").partition(" - at $.")
-    return f"{at}: {what[:1].lower()}{what[1:]}" if at else what
+    what = what[:1].lower() + what[1:]
+    return f"{at}: {what}" if at else what
 
 
 def check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:

@@ -56,7 +56,7 @@ class LinkShape:
         check_ranges(self)
         if self.jitter_ms > self.delay_ms:
             raise ConfigError(
-                f"jitter_ms {self.jitter_ms:g} is more than delay_ms {self.delay_ms:g}: nothing arrives before it is sent"
+                f"jitter_ms must be at most delay_ms, {self.delay_ms:g}, got {self.jitter_ms:g}: nothing comes early"
             )
 
     @property

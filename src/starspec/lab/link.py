@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import socket
 import struct
 from random import Random
@@ -19,8 +18,7 @@ from starspec.wire.transports.sockets import endpoint_at, host_of
 MAX_CONNECTIONS: Final = 512  # of a link at once; more are reset
 SMALL_BUFFER_BYTES: Final = 64 * 1024  # of the kernel, where bandwidth is limited: else it would hide the limit
 RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
-NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-NO_ROOM_S: Final = 0.1  # until more connections are accepted
+RETRY_S: Final = 0.01  # until the next connection is accepted, after one that could not be
 
 
 class OpenLink:
@@ -103,9 +101,8 @@ class OpenLink:
         while True:
             try:
                 client, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                if error.errno in NO_ROOM:
-                    await asyncio.sleep(NO_ROOM_S)
+            except OSError:  # the client is gone again, or this process has no descriptor left
+                await asyncio.sleep(RETRY_S)
                 continue
             self.num_connections += 1
             if self._is_cut or len(self._tasks) >= MAX_CONNECTIONS:
