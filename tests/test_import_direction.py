@@ -180,6 +180,7 @@ def test_policies_are_told_the_time_and_ask_no_clock(path: Path) -> None:
         "starspec.client.connection",
         "starspec.client.tag",
         "starspec.integrations.vllm",
+        "starspec.lab",
     ],
 )
 def test_what_holds_no_model_starts_without_torch(module: str) -> None:

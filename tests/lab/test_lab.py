@@ -157,6 +157,21 @@ def test_a_server_that_is_gone_ends_the_connection(echo: EchoServer) -> None:
             assert client.recv(1) == b"the lab resets it"
 
 
+def test_last_words_arrive_although_the_server_is_gone_when_the_client_speaks() -> None:
+    """The server says goodbye and ends. What the client sent meanwhile is refused; the goodbye is on its way."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        to = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        link = LabLink(to=to, shape=LinkShape(), back=LinkShape(delay_ms=300))
+        with LabThread(link) as lab, connect(lab.endpoint()) as client:
+            accepted, _ = server.accept()
+            accepted.sendall(b"goodbye")
+            accepted.close()
+            for _ in range(3):
+                client.sendall(b"more")
+                time.sleep(0.02)
+            assert read(client, 7) == b"goodbye"
+
+
 def test_each_of_several_ports_leads_to_another_of_the_server() -> None:
     """127.0.0.2 is this machine, too: the lab has the server's own port numbers there, as a hub's targets need."""
     servers = consecutive_servers(3)

@@ -111,3 +111,17 @@ def test_no_depth_and_length_beat_the_bound_and_depth_1_is_synchronous(
     assert pipeline.tokens_per_s(alpha, num_draft_tokens, 1, draft_s) == pytest.approx(synchronous)
     assert synchronous * (1 - 1e-9) <= rate
     assert rate <= pipeline.most_tokens_per_s(alpha) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("draft_s", "bound", "flight", "against_4"), [(0.0, 1.0, 1.0, 1.49), (1.0, 1.54, 1.27, 1.44)])
+def test_one_chain_in_flight_gains_little_over_the_best_synchronous_length(
+    draft_s: float, bound: float, flight: float, against_4: float
+) -> None:
+    """The figures of docs/papers.md: alpha 0.8, four stages of one second, links of five."""
+    pipeline = Pipeline.even(4, StageTime(one_s=1.0), 5.0)
+    lengths = range(33)
+    synchronous = max(pipeline.tokens_per_s(0.8, each, 1, each * draft_s) for each in lengths)
+    in_flight = max(pipeline.tokens_per_s(0.8, each, 99, (each + 1) * draft_s) for each in lengths)
+    assert pipeline.most_tokens_per_s(0.8) / synchronous == pytest.approx(bound, abs=0.005)
+    assert in_flight / synchronous == pytest.approx(flight, abs=0.005)
+    assert in_flight / pipeline.tokens_per_s(0.8, 4, 1, 4 * draft_s) == pytest.approx(against_4, abs=0.005)

@@ -116,27 +116,31 @@ class OpenLink:
         """Carry one connection until both ends have ended, or until one breaks."""
         is_whole = False
         try:
-            with contextlib.suppress(OSError), _socket_for(self._to[0]) as server:
-                try:
-                    await self._carry(client, server, index, Random(f"{self._seed}/{self.name}/{number}"))  # noqa: S311
-                    is_whole = True
-                finally:
-                    if not is_whole:
-                        _close(server, reset=True)
+            server = _socket_for(self._to[0])
+        except OSError:  # this process has no descriptor left
+            _close(client, reset=True)
+            return
+        try:
+            is_whole = await self._carry(client, server, index, Random(f"{self._seed}/{self.name}/{number}"))  # noqa: S311
         finally:
-            _close(client, reset=not is_whole)
+            for each in (client, server):
+                _close(each, reset=not is_whole)
 
-    async def _carry(self, client: socket.socket, server: socket.socket, index: int, random: Random) -> None:
-        """Raises: OSError if the server refuses, or if a connection breaks."""
+    async def _carry(self, client: socket.socket, server: socket.socket, index: int, random: Random) -> bool:
+        """Returns: whether all bytes of both ends have arrived. False if the server does not accept the connection."""
         loop = asyncio.get_running_loop()
         opened_s = loop.time()
         for each in (client, server):
             each.setblocking(False)
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await asyncio.sleep(self.forth.shape.delay_ms / 1e3)  # the first packet of the handshake is on its way
         await self._passes.wait()
         host, port = self._to
-        await loop.sock_connect(server, (host, port + index))
+        try:
+            for each in (client, server):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(server, (host, port + index))
+        except OSError:
+            return False
         round_trip_s = (
             self.forth.shape.delay_ms + self.back.shape.delay_ms
         ) / 1e3  # a client sends after the handshake
@@ -144,18 +148,8 @@ class OpenLink:
             Pipe(client, server, self.forth, Travel(self.forth, random), self._passes, opened_s + round_trip_s),
             Pipe(server, client, self.back, Travel(self.back, Random(random.random())), self._passes, 0.0),  # noqa: S311
         )
-        await _all_or_first_error(pipes)
-
-
-async def _all_or_first_error(pipes: tuple[Pipe, ...]) -> None:
-    """Run pipes until all have ended. Raises: OSError of the first that breaks; the others are cancelled then."""
-    tasks = [asyncio.create_task(each.run()) for each in pipes]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(each.run() for each in pipes))
+        return not any(each.is_broken for each in pipes)
 
 
 def _server_of(config: LabLink, num_ports: int) -> tuple[str, int]:

@@ -35,13 +35,19 @@ class Pipe:
         self._num_held = 0
         self._news = asyncio.Event()  # something is held
         self._room = asyncio.Event()  # something was written
+        self.is_broken = False  # the sink took no more, before the end
 
     async def run(self) -> None:
-        """Carry all bytes and the end behind them. Raises: OSError if one of the connections breaks."""
+        """Carry all bytes and the end behind them, or until the sink breaks.
+
+        What travels the other way meanwhile still arrives: a broken socket is read to its end by the other pipe.
+        """
         loop = asyncio.get_running_loop()
         reading = asyncio.create_task(self._read(loop))
         try:
             await self._write(loop)
+        except OSError:
+            self.is_broken = True
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
