@@ -14,6 +14,8 @@ from starspec.config.lab import LabLink, LinkShape, Partition
 from starspec.errors import ConfigError
 from starspec.lab import Lab, LabThread
 
+pytestmark = pytest.mark.system  # it depends on real time
+
 SHORT_S = 0.3  # in which something would arrive, if it could
 
 
