@@ -65,6 +65,19 @@ def test_a_probe_is_charged_with_what_its_hub_has_to_catch_up_with_first() -> No
     assert lengths(choose([replace(idle, num_behind=100)], costs, Trials())) == [0]
 
 
+def test_a_size_between_measured_ones_is_tried_where_a_knee_may_be() -> None:
+    """Four sequences: up to eight tokens a step takes no longer, but only four and twelve were measured."""
+    costs = measured({4: 0.1, 12: 0.15, 20: 0.25}, wait_s=0.001)
+    batch = [sequence(0.8) for _ in range(4)]
+    assert lengths(choose(batch, costs)) == [2] * 4, "as far as is known"
+    tried: list[int] = []
+    while (chosen := choose(batch, costs, Trials()))[0].reason == "probe":
+        tried.append(4 + sum(lengths(chosen)))
+        costs.steps.add(tried[-1], max(0.1, 0.0125 * tried[-1]))
+    assert len(tried) == len(set(tried)) < 12
+    assert sum(lengths(chosen)) in {4, 5}, "the knee, or so near that it gains no 5% more"
+
+
 def test_a_probe_whose_draft_did_not_come_goes_on_for_one_round() -> None:
     trials, costs = Trials(), measured(wait_s=0.09)
     trials.spend((CREDIT_ROUNDS - 1.0) * STEP_S)  # enough is left for one

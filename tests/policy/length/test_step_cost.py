@@ -55,6 +55,17 @@ def test_one_size_alone_costs_what_it_costs_among_others(notes: list[tuple[int, 
     assert cost.seconds(size) == pytest.approx(float(cost.predict(np.array([size]))[0]))
 
 
+def test_a_size_between_two_may_cost_as_little_as_the_smaller_one() -> None:
+    cost = StepCost()
+    cost.add(4, 0.1)
+    cost.add(12, 0.3)
+    assert cost.hopeful(np.array([2.0, 4.0, 8.0, 11.0, 12.0, 20.0])).tolist() == pytest.approx(
+        [0.05, 0.1, 0.1, 0.1, 0.3, 0.3]
+    )
+    cost.add(8, 0.15)
+    assert float(cost.hopeful(np.array([8.0]))[0]) == pytest.approx(0.15)
+
+
 def test_sizes_that_were_measured_in_the_wrong_order_have_their_common_mean() -> None:
     cost = StepCost()
     for _ in range(FEW):

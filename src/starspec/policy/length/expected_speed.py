@@ -11,7 +11,7 @@ A tree is weighed as a chain whose tokens cost as much as all nodes of their dep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 
 from starspec.policy.length.round_cost import RoundCost
 from starspec.policy.length.step_cost import StepCost
+
+Predict = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""Seconds of target steps by their tokens."""
 
 WORTHLESS: Final = 0.3  # probability below which a draft token is not tried before a step was measured
 
@@ -44,13 +47,19 @@ class Candidates:
 
 
 def fastest_lengths(
-    candidates: Candidates, step_cost: StepCost, round_cost: RoundCost, min_gain: float = 1.0
+    candidates: Candidates,
+    step_cost: StepCost,
+    round_cost: RoundCost,
+    min_gain: float = 1.0,
+    *,
+    is_hopeful: bool = False,
 ) -> ChosenLengths:
     """The lengths with the most expected tokens per second. Only fixed drafts, unless others gain `min_gain`.
 
     Args:
         step_cost: seconds of the target's step by its tokens. While it is empty, all likely tokens are drafted.
         round_cost: seconds of the wait for proposals.
+        is_hopeful: a step of a size that was never measured costs as `StepCost.hopeful` has it.
     """
     rates, limits = np.array(candidates.rates, float), np.array(candidates.limits, int)
     max_depth = int(limits.max(initial=0))
@@ -67,7 +76,8 @@ def fastest_lengths(
     drafted = np.where(has_room, reach[:, None] ** (depths - 1), 0.0)  # [sequences, depths]: expected tokens
     widths = np.ones(max_depth) if candidates.widths is None else np.array(candidates.widths[:max_depth], float)
     table = _Table(worth, drafted, is_fixed, widths, len(rates) + candidates.num_others)
-    taken, best = table.fastest(step_cost, round_cost, min_gain)
+    predict = step_cost.hopeful if is_hopeful else step_cost.predict
+    taken, best = table.fastest(predict, round_cost, min_gain)
     return ChosenLengths(np.bincount(taken // max_depth, minlength=len(rates)).tolist(), best)
 
 
@@ -102,7 +112,7 @@ class _Table:
         self._steps = (1.0 - np.prod(1.0 - drafted, axis=0)) * widths
         self._fixed_steps = (1.0 - np.prod(1.0 - fixed, axis=0)) * widths
 
-    def fastest(self, step_cost: StepCost, round_cost: RoundCost, min_gain: float) -> tuple[NDArray[np.int64], float]:
+    def fastest(self, predict: Predict, round_cost: RoundCost, min_gain: float) -> tuple[NDArray[np.int64], float]:
         """The tokens to take, as flat indices [N], and their speed: the fixed ones only, if no others gain enough."""
         order, num_fixed, max_depth = self._order, self._num_fixed, self._nodes.shape[1]
         gained, nodes = self._gained.flat[order], self._nodes.flat[order]
@@ -113,19 +123,19 @@ class _Table:
         num_nodes = np.cumsum(np.where(is_allowed, nodes, 0.0), axis=1)
         num_steps = np.cumsum(self._steps - self._fixed_steps) + self._fixed_steps.sum()
         wait_s = round_cost.seconds(num_steps[:, None], num_nodes)
-        speed = expected / (step_cost.predict(self._num_sequences + num_nodes) + wait_s)
+        speed = expected / (predict(self._num_sequences + num_nodes) + wait_s)
         speed[:, :num_fixed] = 0.0
         depth, num = np.unravel_index(int(np.argmax(speed)), speed.shape)
-        best, base = float(speed[depth, num]), self._base_speed(step_cost, round_cost)
+        best, base = float(speed[depth, num]), self._base_speed(predict, round_cost)
         if best <= min_gain * base:
             return order[:num_fixed], base
         return order[: num + 1][is_allowed[depth, : num + 1]], best
 
-    def _base_speed(self, step_cost: StepCost, round_cost: RoundCost) -> float:
+    def _base_speed(self, predict: Predict, round_cost: RoundCost) -> float:
         """Expected tokens per second with the fixed drafts only."""
         fixed = self._order[: self._num_fixed]
         num_nodes = np.array([float(self._nodes.flat[fixed].sum())])
-        seconds = step_cost.predict(self._num_sequences + num_nodes)
+        seconds = predict(self._num_sequences + num_nodes)
         if self._num_fixed:
             seconds = seconds + round_cost.seconds(float(self._fixed_steps.sum()), num_nodes)
         return float((self._num_sequences + self._gained.flat[fixed].sum()) / seconds[0])

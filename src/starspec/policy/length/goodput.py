@@ -27,6 +27,7 @@ MIN_GAIN_ON: Final = 0.99  # ... and to go on, so that a small change decides no
 FIRST_STEPS: Final = 2  # depth of the first drafts
 GROWTH: Final = 2  # a round may be so many times as deep as the deepest one before, and as large as the largest
 DOUBTFUL_GAIN: Final = 1.6  # above it no round is tried without drafts: they could not be so much quicker than thought
+HOPED_GAIN: Final = 1.05  # times the speed of what seems best, for a step of a size that was never measured
 PLAIN_EVERY: Final = 64  # rounds, after which the time of a plain round is not known any more
 PROBE_STEPS: Final = 2
 MAX_DEFERRED: Final = 4  # rounds in a row for which prompts wait for the measurement of a plain round
@@ -114,14 +115,17 @@ class _Round:
         if is_drafting and self._is_plain_due(chosen):
             self._tried = [index for index, length in enumerate(chosen.lengths) if length]
             return self._without_drafts()
-        return chosen.lengths if is_hoping or is_deferring else self._with_probes(chosen.lengths)
+        if is_hoping or is_deferring:
+            return chosen.lengths
+        finer = self._between(limits, chosen) if is_drafting else None
+        return finer or self._with_probes(chosen.lengths)
 
     def _first_lengths(self) -> list[int]:
         """Before any step was measured."""
         lengths = self._no_deeper_than(self._deepest_wait(GROWTH), self._limits)
         return self._deferred(lengths) if self._num_to_prefill(lengths) and self._has_to_defer() else lengths
 
-    def _weigh(self, limits: Sequence[int], min_gain: float) -> ChosenLengths:
+    def _weigh(self, limits: Sequence[int], min_gain: float, *, is_hopeful: bool = False) -> ChosenLengths:
         candidates = Candidates(
             self._rates,
             limits,
@@ -130,7 +134,8 @@ class _Round:
             None if self._budget.is_chain else np.diff(self._nodes).tolist(),
             self._num_others,
         )
-        return fastest_lengths(candidates, self._costs.steps, self._costs.rounds.cost, min_gain)
+        steps, wait = self._costs.steps, self._costs.rounds.cost
+        return fastest_lengths(candidates, steps, wait, min_gain, is_hopeful=is_hopeful)
 
     def _without_drafts(self) -> list[int]:
         """But those that requests asked for."""
@@ -226,6 +231,20 @@ class _Round:
         cost_s = plain_s - self._num / chosen.tokens_per_s
         is_doubtful = chosen.tokens_per_s * plain_s <= DOUBTFUL_GAIN * self._num
         return is_doubtful and self._trials.make(cost_s, plain_s, self._now_s)
+
+    def _between(self, limits: Sequence[int], chosen: ChosenLengths) -> list[int] | None:
+        """Lengths that make a step of a size between measured ones, if that might be much quicker and may be tried.
+
+        Effects: if so, spends what it costs.
+        """
+        if self._num_others or chosen.tokens_per_s is None or self._costs.prefill.is_going_on:
+            return None
+        hoped = self._weigh(self._no_deeper_than(self._deepest(1), limits), MIN_GAIN, is_hopeful=True)
+        is_better = hoped.tokens_per_s is not None and hoped.tokens_per_s > HOPED_GAIN * chosen.tokens_per_s
+        if not is_better or not any(hoped.lengths) or not self._is_allowed(hoped.lengths, chosen.lengths):
+            return None
+        self._tried = [index for index, length in enumerate(hoped.lengths) if length]
+        return hoped.lengths
 
     def _with_probes(self, lengths: list[int]) -> list[int]:
         """Drafts for sequences that had none for long, as many as trials allow.

@@ -101,6 +101,16 @@ class StepCost:
         """Seconds of a size, at most: those above the largest measured one are taken to cost in proportion to it."""
         return self.seconds(size) * max(1.0, size / self.largest)
 
+    def hopeful(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """As `predict`, but a size that was never measured costs as little as the next smaller one that was.
+
+        Up to a knee, more tokens cost nothing. Where the knee is, no line between two sizes tells.
+        """
+        measured, least = self._fitted()
+        whole = np.rint(sizes)
+        below = np.clip(np.searchsorted(measured, whole, side="right") - 1, 0, None)
+        return np.where(np.isin(whole, measured), self.predict(sizes), np.minimum(least[below], self.predict(sizes)))
+
     def _fitted(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The measured sizes in order, and the seconds of each, at most those of any larger one."""
         if self._curve is None:
