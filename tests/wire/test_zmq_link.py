@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import queue
 import re
@@ -54,6 +55,26 @@ PATIENCE_S = 20.0
 
 def hello(name: str = "t") -> Hello:
     return Hello(PROTOCOL_VERSION, TargetId(name), 100, "f")
+
+
+def first_number_of_a_peer() -> bytes:
+    """The name that a new ROUTER gives to its first peer, which has none of its own."""
+    with zmq.Context() as context, sockets.make_socket(context, zmq.ROUTER, 100) as server:
+        port = server.bind_to_random_port("tcp://127.0.0.1")
+        with context.socket(zmq.DEALER) as peer:
+            peer.linger = 0
+            peer.connect(f"tcp://127.0.0.1:{port}")
+            peer.send(b"hello")
+            return server.recv_multipart()[0]
+
+
+def test_nobody_can_know_the_numbers_of_peers_in_advance() -> None:
+    """libzmq aborts if a peer claims the number of the next one."""
+    numbers = set()
+    for _ in range(3):
+        ctypes.CDLL(None).srand(7)  # as in any process whose random numbers nobody seeds
+        numbers.add(first_number_of_a_peer())
+    assert len(numbers) == 3
 
 
 def test_a_hub_that_loads_for_long_is_no_alarm_and_one_that_never_comes_is(star) -> None:

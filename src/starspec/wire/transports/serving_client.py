@@ -67,6 +67,11 @@ class ServingClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         require_keys(host_of(endpoint, "a target"), keys, is_insecure, "the gateway would connect to the target at")
+        self._why_refused = (
+            "a target ended the handshake: it stops, or it wants keys"
+            if keys is None
+            else "a target refuses this gateway's key, or has none: keys must be given on both sides"
+        )
         target_key = b"" if keys is None else keys.public_key_of("target")
         self._context = zmq.asyncio.Context()
         self._socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES)
@@ -192,8 +197,7 @@ class ServingClient:
             else:
                 if event & HANDSHAKE_FAILED and not self._is_refused:
                     self._is_refused = True
-                    why = "a target refuses this gateway's key, or has none: keys must be given on both sides"
-                    self._log_limit.log(log.warning, why, endpoint=self.endpoint)
+                    self._log_limit.log(log.warning, self._why_refused, endpoint=self.endpoint)
                 if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # ZeroMQ does not try again, and the key may be added
                     asyncio.get_running_loop().call_later(REFUSED_KEY_RETRY_S, self._try_again)
                 self._is_lost |= self.is_connected

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import re
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -40,7 +42,14 @@ HANDSHAKE_FAILED: Final = (
 
 
 def make_socket(context: Context, kind: int, max_frame_bytes: int) -> Socket:
-    """A ROUTER or DEALER socket with `set_limits`."""
+    """A ROUTER or DEALER socket with `set_limits`.
+
+    libzmq 4.3.5 aborts its process if the number that a ROUTER gives to a peer without a name is already claimed as a
+    name by another peer. It takes the first number from the C library's random numbers, which nobody seeds.
+
+    Effects: seeds them, so that no peer can know the numbers.
+    """
+    ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
     return set_limits(context.socket(kind), max_frame_bytes)
 
 
