@@ -25,7 +25,7 @@ LEAVES = {
 }  # every package may import these; they import nothing of ours
 BELOW_MODELS = {"stats", "sampling", "speculation", "config", "policy", "cache", "wire"}
 ENGINE = BELOW_MODELS | {"models", "observe", "sampling_params", "request_specs"}
-SERVERS = ENGINE | {"client", "hub", "engine", "gateway", "supervise"}
+SERVERS = ENGINE | {"client", "hub", "windows", "engine", "gateway", "supervise"}
 
 # a package or root module -> what it may import besides itself and the leaves
 ARROWS = {
@@ -50,16 +50,17 @@ ARROWS = {
     "sampling_params": {"sampling", "config"},
     "request_specs": {"config", "sampling_params", "wire"},
     "models": {"stats", "cache", "speculation", "config"},
+    "windows": {"stats", "cache", "sampling", "speculation", "config", "policy", "models"},
     "observe": {"stats", "wire", "config"},
     "hub": ENGINE,
-    "engine": ENGINE | {"client"},
+    "engine": ENGINE | {"client", "windows"},
     "gateway": ENGINE,
     "supervise": {"stats", "policy", "wire", "observe", "config"},
     "integrations": BELOW_MODELS - {"cache"} | {"client"},
     "child_hub": ENGINE | {"engine", "supervise"},
     "local_star": ENGINE | {"client", "hub", "engine", "child_hub"},
     "lab": {"config", "wire"},
-    "llm": ENGINE | {"engine", "local_star"},
+    "llm": ENGINE | {"windows", "engine", "local_star"},
     "harness": SERVERS | {"llm", "local_star", "__init__"},
     "bench": SERVERS | {"lab", "harness", "llm", "local_star", "__init__"},
     "doctor": ENGINE | {"hub", "engine", "local_star", "harness", "integrations"},

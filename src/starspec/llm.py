@@ -24,7 +24,6 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, SpeculativeConfig, TargetConfig, build, nearest
-from starspec.engine.batching import lay_out
 from starspec.engine.engine import TargetEngine
 from starspec.errors import ConfigError, RequestError
 from starspec.ids import RequestId
@@ -36,6 +35,7 @@ from starspec.observe.progress import ProgressBar
 from starspec.request_specs import check_context, request_specs
 from starspec.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from starspec.stats import RequestStats, TargetStats
+from starspec.windows.batching import lay_out
 from starspec.wire.messages import EngineOutput, RequestSpec, TokenLogprob
 
 Prompt = str | Sequence[int] | Mapping[str, Any]

@@ -19,7 +19,6 @@ from starspec.bench.batch.serving import poisson_arrivals, serve
 from starspec.bench.lossless import PlainAnswers
 from starspec.bench.random_drafts import RandomDrafts, RandomTrees
 from starspec.config import BATCHINGS, BatchingConfig, TargetConfig
-from starspec.engine.batching import PARTS, lay_out, roll_back
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.sequence import TargetSequence
@@ -31,6 +30,7 @@ from starspec.models.linear.packer import make_packer
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.verify import VerifyResult
 from starspec.stats import TargetStats
+from starspec.windows.batching import PARTS, lay_out, roll_back
 
 CONFIG = make_config(num_rows=24)
 RUNNER = FusedRunner(make_model("qwen2"), CONFIG, make_info(), make_packer(CONFIG, VOCAB_SIZE))

@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))  # for `tiny`
 from tiny import VOCAB_SIZE, make_config, make_info, make_model
 
 from starspec.config import BATCHINGS, FIXED_LENGTH, BatchingConfig, BatchingMethod, ModelConfig, SpeculativeConfig
-from starspec.engine.batching import PARTS, lay_out
 from starspec.engine.drafts import NgramDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.harness.decode import make_engine
@@ -32,6 +31,7 @@ from starspec.policy.length.make import make_policy
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import TargetStats
+from starspec.windows.batching import PARTS, lay_out
 from starspec.wire.messages import RequestSpec
 
 BATCH_SIZE = 8

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from starspec.config import BATCHINGS, BatchingConfig, TargetConfig
-from starspec.engine.batching import PARTS, make_scheduler
 from starspec.ids import LOCAL, RequestId, RequestKey
 from starspec.policy.same_length import SameLengthPool
 from starspec.policy.target_batch import (
@@ -16,6 +15,7 @@ from starspec.policy.target_batch import (
     ScheduleSnapshot,
     passed_over,
 )
+from starspec.windows.batching import PARTS, make_scheduler
 
 
 def key_of(name):

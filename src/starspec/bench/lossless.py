@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from starspec.config import BatchingConfig, BatchingMethod, Dtype
-from starspec.engine.batching import PARTS
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.engine.sequence import TargetSequence
 from starspec.harness.compare import NEAR_TIE, Comparison, Divergence, compare, divergence_lines, is_near_tie
@@ -19,6 +18,7 @@ from starspec.harness.table import Block, Column, Table, share
 from starspec.harness.workbench import Recorded, Sampling, Workbench
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import AcceptanceStats
+from starspec.windows.batching import PARTS
 
 CHUNK = 24  # requests whose logits are held at once
 SEEDS_APART = 100_000  # between the seeds of two ways of sampling

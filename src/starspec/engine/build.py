@@ -8,7 +8,6 @@ import structlog
 
 from starspec.audit import AuditLog
 from starspec.config import ModelConfig, Policy, SpeculativeConfig, TargetConfig, read_thresholds
-from starspec.engine.batching import lay_out
 from starspec.engine.checks import NO_HUB, check_hub, keys_of
 from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
 from starspec.engine.engine import TargetEngine
@@ -23,6 +22,7 @@ from starspec.models.runner import BatchRunner
 from starspec.policy.length.make import make_policy
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
+from starspec.windows.batching import lay_out
 from starspec.wire.keys import load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
 from starspec.wire.transports.serving_server import ServingServer

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import get_args
 
 from starspec.config import Policy, TargetConfig
-from starspec.engine.batching import PARTS, make_scheduler
 from starspec.engine.detokenize import Decodes, Detokenizer
 from starspec.engine.drafts import Drafts
 from starspec.engine.round import RoundRunner
@@ -21,6 +20,7 @@ from starspec.policy.target_batch import Candidate, ScheduleSnapshot, StepPlan, 
 from starspec.speculation.acceptance import DEFAULT_THRESHOLDS, KeyThresholds, Relaxation
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
+from starspec.windows.batching import PARTS, make_scheduler
 from starspec.wire.messages import EngineOutput, RequestSpec
 
 RATE_WINDOW_S = 5.0

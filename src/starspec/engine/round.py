@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from starspec.engine.batching import roll_back
 from starspec.engine.drafts import Drafts
 from starspec.engine.sequence import RoundOutput, TargetSequence
-from starspec.models.runner import BatchRunner, ForwardOutput, Segment
-from starspec.sampling.logprobs import top_logprobs
-from starspec.speculation.signals import path_divergences
+from starspec.models.runner import BatchRunner, Segment
 from starspec.speculation.tree import DraftTree
-from starspec.speculation.verify import VerifyResult, verify_trees
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
+from starspec.windows.judging import judge
+from starspec.windows.window import Judge, Verdict, Window
 from starspec.wire.messages import EngineOutput, TokenLogprob
 
 
@@ -39,20 +35,10 @@ class RoundRunner:
         started_s = self.clock()
         trees = self.drafts.collect(batch)  # an empty tree for each sequence without a proposal in time
         collected_s, moved_s = self.clock(), self.stats.batch.moved_s
-        output = self.runner.forward(
-            [_segment(each, tree) for each, tree in zip(batch, trees, strict=True)], self.drafts.feature_layers
-        )
-        results = verify_trees(
-            trees,
-            output.logits,
-            [each.sampling for each in batch],
-            [len(each.token_ids) for each in batch],
-            [each.counts for each in batch],
-            [each.relaxation for each in batch],
-        )
-        if self.commits_evenly:
-            results = roll_back(results)
-        round_outputs = self._commit(batch, trees, results, output)
+        windows = [_window(each, tree) for each, tree in zip(batch, trees, strict=True)]
+        output = self.runner.forward([each.segment for each in windows], self.drafts.feature_layers)
+        verdicts = judge(windows, output, self.commits_evenly)
+        round_outputs = self._commit(batch, trees, verdicts)
         verified_s = self.clock()
         wanted = [each.length_choice for each in batch]  # reporting chooses those of the next round
         self.drafts.report(batch, round_outputs)
@@ -65,22 +51,17 @@ class RoundRunner:
         return outputs
 
     def _commit(
-        self,
-        batch: Sequence[TargetSequence],
-        trees: Sequence[DraftTree],
-        results: Sequence[VerifyResult],
-        output: ForwardOutput,
+        self, batch: Sequence[TargetSequence], trees: Sequence[DraftTree], verdicts: Sequence[Verdict]
     ) -> list[RoundOutput]:
-        """Extend every sequence by its result. Keep the keys and values of the root and of the accepted path."""
-        round_outputs, first_row = [], 0
-        for sequence, tree, result in zip(batch, trees, results, strict=True):
-            rows = slice(first_row, first_row + tree.num_draft_tokens + 1)
-            first_row = rows.stop
-            added = sequence.extend(result.token_ids, _logprobs(sequence, result, output.logits[rows]))
+        """Extend every sequence by its verdict. Keep the keys and values of the root and of the accepted path."""
+        round_outputs = []
+        for sequence, tree, verdict in zip(batch, trees, verdicts, strict=True):
+            result = verdict.result
+            added = sequence.extend(result.token_ids, _logprobs(verdict))
             added.num_steps = max(tree.depths, default=0)
-            added.divergences = path_divergences(tree, result, output.logits[rows])
-            if output.features is not None:
-                added.keep_features(output.features[rows], result.rows)
+            added.divergences = verdict.divergences
+            if verdict.features is not None:
+                added.features = verdict.features[: len(added.token_ids)]
             assert sequence.row is not None
             self.runner.cache.commit(sequence.row, result.rows[: len(added.token_ids)])
             kept = result.cut(len(added.token_ids))
@@ -115,19 +96,18 @@ class RoundRunner:
         stats.verify_s += verify_s - (stats.moved_s - moved_before_s)
 
 
-def _segment(sequence: TargetSequence, tree: DraftTree) -> Segment:
+def _window(sequence: TargetSequence, tree: DraftTree) -> Window:
     """The last committed token, whose keys and values are still missing, and the draft nodes below it."""
     assert sequence.row is not None
     parents = None if tree.is_chain else (-1, *(parent + 1 for parent in tree.parents))
     token_ids = (sequence.token_ids[-1], *tree.token_ids)
-    return Segment(sequence.row, token_ids, num_logits=len(token_ids), parents=parents)
+    segment = Segment(sequence.row, token_ids, num_logits=len(token_ids), parents=parents)
+    return Window(segment, Judge(sequence.law, tree, len(sequence.token_ids), sequence.counts))
 
 
-def _logprobs(sequence: TargetSequence, result: VerifyResult, logits: Tensor) -> list[TokenLogprob]:
-    """The target's log-probabilities of the committed tokens, if the request asks for them."""
-    if sequence.spec.logprobs is None:
+def _logprobs(verdict: Verdict) -> list[TokenLogprob]:
+    """The log-probabilities of the tokens, as the client gets them."""
+    if not verdict.logprobs:
         return []
-    pairs = zip(result.rows, result.token_ids, strict=True)
-    return [
-        TokenLogprob(token_id, *top_logprobs(logits[row], token_id, sequence.spec.logprobs)) for row, token_id in pairs
-    ]
+    pairs = zip(verdict.result.token_ids, verdict.logprobs, strict=True)
+    return [TokenLogprob(token_id, *logprobs) for token_id, logprobs in pairs]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
@@ -17,6 +16,7 @@ from starspec.sampling.counts import TokenCounts
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import COUPLED, AcceptanceRule, Relaxation
 from starspec.stats import RequestStats
+from starspec.windows.window import Law
 from starspec.wire.messages import EngineOutput, RequestSpec, TokenLogprob
 
 
@@ -47,15 +47,6 @@ class RoundOutput:
     num_accepted: int = 0  # of its tokens
     divergences: tuple[float, ...] = ()  # of the target from the draft, at each verified position that states one
 
-    def keep_features(self, features: Tensor, rows: Sequence[int]) -> None:
-        """Keep the features of the positions before the tokens.
-
-        Args:
-            features: [nodes, F] of the sequence's root and draft nodes.
-            rows: of `features`, one for each token that was given to `TargetSequence.extend`.
-        """
-        self.features = features[list(rows[: len(self.token_ids)])]
-
 
 class TargetSequence:
     """A request from its arrival to its last token.
@@ -82,9 +73,9 @@ class TargetSequence:
         self.key = key
         self.sender = Sender(owner, key.peer)
         self.spec = spec
-        self.rule = rule  # by which its proposals are verified ...
-        self.relaxation = relaxation  # ... and how far it is relaxed, if it is
+        self.rule = rule  # by which its proposals are verified
         self.sampling: SamplingSpec = spec.sampling
+        self.law = Law(spec.sampling, relaxation, spec.logprobs)
         self.token_ids = list(spec.prompt_token_ids)
         self.prompt_len = len(spec.prompt_token_ids)
         self.max_len = max_len  # committed tokens at which the answer ends

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from starspec.config import BatchingConfig, ModelConfig, SpeculativeConfig
-from starspec.engine.batching import lay_out
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, prompt_token_ids
@@ -21,6 +20,7 @@ from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import AcceptanceStats, BatchStats, TargetStats
+from starspec.windows.batching import lay_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

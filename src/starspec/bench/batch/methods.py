@@ -9,7 +9,6 @@ from typing import Final
 
 from starspec.bench.batch.plan import FAST, BatchMethod
 from starspec.bench.batch.serving import DraftPrefill, Served, TargetPrefill, serve
-from starspec.engine.batching import lay_out
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
 from starspec.harness.decode import Job, make_engine
@@ -17,6 +16,7 @@ from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.workbench import Workbench
 from starspec.models.packed import PackedRunner
 from starspec.stats import BatchStats, TargetStats
+from starspec.windows.batching import lay_out
 
 CLEAR_REFS: Final = Path("/proc/self/clear_refs")
 STATUS: Final = Path("/proc/self/status")

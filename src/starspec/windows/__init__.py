@@ -1,0 +1,1 @@
+"""What a target verifies in one forward, and who decides it: windows, judges and verdicts."""
