@@ -20,6 +20,7 @@ from starspec.policy.length.snapshot import OFF, Choice, RoundSnapshot
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import TargetStats
+from starspec.windows.local import LocalVerifier
 from starspec.wire.messages import RequestSpec
 
 EOS = 256
@@ -141,7 +142,7 @@ def test_rounds_without_drafts_cost_no_acceptance_afterwards(folder: Path) -> No
     runner, tokenizer = load_runner(config), llm_of(folder).tokenizer
     hub = LocalHub(config, runner.info, SpeculativeConfig(model=str(folder)), tokenizer)
     drafts = hub.drafts(NowAndThen(), stats)
-    engine = TargetEngine(runner, tokenizer, drafts, TargetConfig(), stats)
+    engine = TargetEngine(LocalVerifier(runner), tokenizer, drafts, TargetConfig(), stats)
     engine.submit(RequestId("r"), RequestSpec(PROMPT, SamplingSpec(temperature=0.0), max_tokens=60))
     token_ids: list[int] = []
     while engine.has_work:

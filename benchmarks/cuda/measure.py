@@ -88,7 +88,7 @@ def differences(
                 "tokens": sum(map(len, said)),
                 "different": sum(place is not None for place in places),
                 "first_differences": [place for place in places if place is not None],
-                "numerics": llm.engine.runner.numerics_report,
+                "numerics": llm.engine.verifier.runner.numerics_report,
             }
         )
         llm.close()

@@ -28,14 +28,13 @@ from starspec.engine.engine import TargetEngine
 from starspec.errors import ConfigError, RequestError
 from starspec.ids import RequestId
 from starspec.local_star import check_drafts, local_drafts
-from starspec.models.loading.load import load_runner
 from starspec.models.loading.progress import listening
 from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat, prompt_ids_of_text
 from starspec.observe.progress import ProgressBar
 from starspec.request_specs import check_context, request_specs
 from starspec.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from starspec.stats import RequestStats, TargetStats
-from starspec.windows.batching import lay_out
+from starspec.windows.open import open_runner
 from starspec.wire.messages import EngineOutput, RequestSpec, TokenLogprob
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -123,9 +122,9 @@ class LLM:
         with _shown_loading(use_tqdm):
             self.tokenizer = load_tokenizer(model)
             check_drafts(config, speculative_config, self.tokenizer)
-            runner = lay_out(load_runner(config), batching, self.stats.batch)
-            drafts = local_drafts(config, runner.info, speculative_config, self.stats, self.tokenizer, max_num_seqs)
-        self.engine = TargetEngine(runner, self.tokenizer, drafts, target_config, self.stats)
+            verifier = open_runner(config, batching, self.stats.batch).verifier
+            drafts = local_drafts(config, verifier.info, speculative_config, self.stats, self.tokenizer, max_num_seqs)
+        self.engine = TargetEngine(verifier, self.tokenizer, drafts, target_config, self.stats)
         self._end_drafts = weakref.finalize(self, drafts.shutdown)
         self._request_numbers = itertools.count(1)
         self._takers: dict[RequestId, Callable[[EngineOutput], None]] = {}  # by open request: `generate` or a stream
@@ -224,7 +223,7 @@ class LLM:
 
     @property
     def _eos_token_ids(self) -> tuple[int, ...]:
-        return self.engine.runner.info.eos_token_ids
+        return self.engine.verifier.info.eos_token_ids
 
     def _token_ids(self, prompt: str | Sequence[int], add_special_tokens: bool) -> list[int]:
         if not isinstance(prompt, str):
@@ -242,7 +241,7 @@ class LLM:
             raise RequestError(
                 f"stop_token_ids: token id {largest} is outside the vocabulary of {size}", "stop_token_ids"
             )
-        max_model_len = self.engine.runner.info.max_model_len
+        max_model_len = self.engine.verifier.info.max_model_len
         is_asked_for = params.max_tokens is not None and params.max_tokens != DEFAULT_MAX_TOKENS
         if is_asked_for and num_prompt_tokens < max_model_len:  # the engine's check is about longer prompts
             check_context(num_prompt_tokens, params.max_tokens or 0, "prompt", "max_tokens", max_model_len)

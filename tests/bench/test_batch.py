@@ -477,6 +477,6 @@ def test_llm_batches_as_it_is_told(tiny_folder: Path) -> None:
     expected = LLM(str(tiny_folder), **options).generate(prompts, params)
     for batching in ("eqspec", BatchingConfig(method="exspec", window=3, max_passed_over=2)):
         with LLM(str(tiny_folder), batching=batching, max_num_seqs=2, **options) as llm:
-            assert isinstance(llm.engine.runner, PaddedRunner)
+            assert isinstance(llm.engine.verifier.runner, PaddedRunner)
             found = llm.generate(prompts, params)
         assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]

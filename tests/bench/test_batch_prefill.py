@@ -23,6 +23,7 @@ from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree
 from starspec.stats import BatchStats, TargetStats
+from starspec.windows.local import LocalVerifier
 
 MODEL = "synthetic:vocab=64,step_ms=0"
 PREFILL_S, DRAFTING_S = 10.0, 1.0
@@ -140,7 +141,7 @@ def run_slowly(method: BatchingMethod, batch_size: int, max_tokens: Sequence[int
     drafts = DraftPrefill(hub, stats.batch, lambda: hub.now_s)
     runner = load_runner(ModelConfig(model=MODEL, num_rows=8, max_model_len=128))
     config = TargetConfig(max_num_seqs=batch_size, batching=BatchingConfig(method=method, prompts="first"))
-    engine = TargetEngine(runner, load_tokenizer(MODEL), drafts, config, stats, lambda: hub.now_s)
+    engine = TargetEngine(LocalVerifier(runner), load_tokenizer(MODEL), drafts, config, stats, lambda: hub.now_s)
     jobs = [
         Job(f"{number}", (1, 2, 3 + number), SamplingSpec(temperature=0), num) for number, num in enumerate(max_tokens)
     ]

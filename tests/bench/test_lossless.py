@@ -377,7 +377,7 @@ def test_the_draft_prefills_each_token_once_however_a_batch_is_laid_out(
     )
     with llm:
         results = llm.generate(prompts, params)
-    target = getattr(llm.engine.runner, "_runner", llm.engine.runner)
+    target = getattr(llm.engine.verifier.runner, "_runner", llm.engine.verifier.runner)
     (num_read,) = (num for runner, num in num_forwarded.items() if runner is not target)
     acceptance = [result.metrics.acceptance for result in results]
     num_emitted = sum(each.num_emitted_tokens for each in acceptance)

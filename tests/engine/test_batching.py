@@ -265,14 +265,14 @@ def test_whoever_was_overtaken_in_the_line_is_the_next_to_enter():
 def test_a_prompt_that_was_begun_is_prefilled_to_its_end_and_then_the_oldest_that_entered_is_next():
     engine = engine_of("exspec", NoDrafts(), 3, window=3)
     chunks: list[int] = []  # tokens of each
-    forward = engine.runner.forward
+    forward = engine.verifier.runner.forward
 
     def noting(segments, feature_layers=()):
         if not segments[0].num_logits:
             chunks.append(len(segments[0].token_ids))
         return forward(segments, feature_layers)
 
-    engine.runner.forward = noting  # type: ignore[method-assign]
+    engine.verifier.runner.forward = noting  # type: ignore[method-assign]
     for number, length in enumerate((40, 20)):
         engine.submit(RequestId(f"{number}"), job(number, length, 1).spec)
     engine.step()
@@ -359,7 +359,7 @@ def test_requests_that_come_and_go_leave_no_row(method):
     )
     assert ids(found.answers) == ids(expected)
     assert all(seconds > 0 for seconds in found.completion_s)
-    assert engine.runner.cache.rows.leased == frozenset()
+    assert engine.verifier.cache.rows.leased == frozenset()
 
 
 @every_method
@@ -472,4 +472,4 @@ def test_padded_batches_give_memory_back(method):
     engine = engine_of(method, RandomDrafts(VOCAB_SIZE, 3, 6, PLAIN_ANSWERS), 4)
     for _ in range(3):
         served(engine, MIXED)
-        assert engine.runner.cache.num_held_bytes == 0
+        assert engine.verifier.cache.num_held_bytes == 0

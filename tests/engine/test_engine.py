@@ -21,6 +21,7 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import DraftTree
 from starspec.stats import TargetStats
+from starspec.windows.local import LocalVerifier
 from starspec.wire.messages import EngineOutput, RequestSpec
 
 
@@ -60,7 +61,9 @@ every_draft = pytest.mark.parametrize("drafts", DRAFTS)
 
 def engine_of(drafts: str, runner: HashRunner | None = None, **config: int) -> TargetEngine:
     settings_ = TargetConfig(prefill_chunk=5, **config)  # type: ignore[arg-type]
-    return TargetEngine(runner or HashRunner(), WordTokenizer(), DRAFTS[drafts](), settings_, TargetStats())
+    return TargetEngine(
+        LocalVerifier(runner or HashRunner()), WordTokenizer(), DRAFTS[drafts](), settings_, TargetStats()
+    )
 
 
 def spec_of(prompt: list[int], max_tokens: int = 12, *, stop: tuple[str, ...] = (), **sampling: object) -> RequestSpec:
@@ -241,7 +244,9 @@ def test_a_draft_that_hits_eos_early_ends_nothing() -> None:
     expected = plain(PROMPT, 12)
     end_token_id = next(each for each in range(VOCAB_SIZE) if each not in expected)
     settings_ = TargetConfig(prefill_chunk=5)
-    engine = TargetEngine(HashRunner(), WordTokenizer(), EndingDrafts(end_token_id), settings_, TargetStats())
+    engine = TargetEngine(
+        LocalVerifier(HashRunner()), WordTokenizer(), EndingDrafts(end_token_id), settings_, TargetStats()
+    )
     tokens, text, last = answer(engine, spec_of(PROMPT, 12, end_token_ids=(end_token_id,)))
     assert (tokens, text, last.finish_reason) == (expected, WordTokenizer().decode(expected), "length")
     assert last.stats is not None
@@ -352,7 +357,7 @@ def test_a_round_that_fails_ends_those_that_were_in_it() -> None:
     runner = FailsOnce(num_rows=4)
     batching = BatchingConfig(method="exspec", window=4)
     config = TargetConfig(max_num_seqs=2, batching=batching, prefill_chunk=5)
-    engine = TargetEngine(runner, WordTokenizer(), OracleDrafts(2), config, TargetStats())
+    engine = TargetEngine(LocalVerifier(runner), WordTokenizer(), OracleDrafts(2), config, TargetStats())
     for name in "abcd":
         engine.submit(RequestId(name), spec_of([ord(name) % 60], 30))
     while len(engine.step()) < 2:
@@ -392,14 +397,14 @@ def test_joining_leaving_and_aborting_at_any_moment_change_no_token(seed: int, d
         have = got.get(name, [])
         assert have == tokens[: len(have)]
         assert name in aborted or have == tokens
-    assert engine.runner.cache.num_free_rows == 3
+    assert engine.verifier.cache.num_free_rows == 3
 
 
 @pytest.mark.parametrize("after_s", [1.0, 4.0, 5.0, 60.0])
 def test_the_rate_is_of_the_last_seconds_or_of_all_that_there_were(after_s: float) -> None:
     now = 100.0
     engine = TargetEngine(
-        HashRunner(max_len=2000), WordTokenizer(), NoDrafts(), TargetConfig(), TargetStats(), lambda: now
+        LocalVerifier(HashRunner(max_len=2000)), WordTokenizer(), NoDrafts(), TargetConfig(), TargetStats(), lambda: now
     )
     engine.refresh_rate()
     assert engine.stats.tokens_per_s == 0.0

@@ -21,6 +21,7 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import DraftTree
 from starspec.stats import TargetStats
+from starspec.windows.local import LocalVerifier
 from starspec.wire.messages import RequestSpec
 
 STEP_S = 0.075  # of a round without drafts
@@ -67,7 +68,9 @@ def seconds_of(hub: type[GoodHub] | None, num_requests: int, fallback: NgramDraf
     drafts: Drafts = fallback or NoDrafts()
     if served_by is not None:
         drafts = RemoteDrafts(linked_to(served_by, clock), POLICY, stats, clock, fallback=fallback)
-    engine = TargetEngine(CostlyRunner(clock), WordTokenizer(), drafts, TargetConfig(prefill_chunk=11), stats, clock)
+    engine = TargetEngine(
+        LocalVerifier(CostlyRunner(clock)), WordTokenizer(), drafts, TargetConfig(prefill_chunk=11), stats, clock
+    )
     wanted, got = {}, {}
     for number in range(num_requests):
         path = PROMPT[number:]

@@ -17,6 +17,7 @@ from starspec.ids import RequestId
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import NUM_STATED
 from starspec.stats import TargetStats
+from starspec.windows.local import LocalVerifier
 from starspec.wire.codec import encode
 from starspec.wire.messages import Open, RequestSpec, Submit, TargetToHub, Verdict
 
@@ -45,7 +46,7 @@ def test_a_target_that_was_not_told_to_refuses_relaxed_requests_and_takes_strict
 def test_a_length_policy_that_does_not_fit_the_drafts_is_refused_by_name() -> None:
     star = Star()
     engine = TargetEngine(
-        star.engine.runner, WordTokenizer(), star.engine.drafts, TargetConfig(), TargetStats(), policies=["fixed"]
+        star.engine.verifier, WordTokenizer(), star.engine.drafts, TargetConfig(), TargetStats(), policies=["fixed"]
     )
     with pytest.raises(RequestError, match="'dsde' does not fit this target's drafts: choose one of fixed") as refusal:
         engine.submit(RequestId("a"), RequestSpec([1], GREEDY, length_policy="dsde"))
@@ -58,7 +59,7 @@ def test_only_for_relaxed_requests_the_hub_is_asked_to_state_tokens() -> None:
     hub = NotingHub(clock)
     drafts = RemoteDrafts(hub, CHAINS_OF_FOUR, stats, clock)
     config = TargetConfig(prefill_chunk=5, allow_relaxed=True)
-    engine = TargetEngine(SlowRunner(clock), WordTokenizer(), drafts, config, stats, clock)
+    engine = TargetEngine(LocalVerifier(SlowRunner(clock)), WordTokenizer(), drafts, config, stats, clock)
     lossless = {}
     for name, tau, num_stated in (("strict", 0.0, 0), ("relaxed", 0.2, NUM_STATED)):
         hub.asked.clear()
@@ -95,7 +96,7 @@ def test_prompt_lookup_states_nothing_so_its_guesses_are_verified_strictly() -> 
     clock, stats = VirtualClock(), TargetStats()
     config = TargetConfig(prefill_chunk=5, allow_relaxed=True)
     drafts = NgramDrafts(CHAINS_OF_FOUR, 1, 3, stats)
-    engine = TargetEngine(SlowRunner(clock), WordTokenizer(), drafts, config, stats, clock)
+    engine = TargetEngine(LocalVerifier(SlowRunner(clock)), WordTokenizer(), drafts, config, stats, clock)
     found: dict[str, list[int]] = {"strict": [], "relaxed": []}
     for name, tau in (("strict", 0.0), ("relaxed", 0.9)):
         engine.submit(RequestId(name), RequestSpec([1, 2, 1, 2], GREEDY, max_tokens=20, relaxed_tau=tau))

@@ -25,6 +25,7 @@ from starspec.policy.patience import FIRST_PREFILL_WAIT_S
 from starspec.policy.same_length import SameLengthPool
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
+from starspec.windows.local import LocalVerifier
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Drawn,
@@ -500,7 +501,9 @@ def test_a_hub_that_lies_about_probabilities_cannot_break_a_target_that_believes
     star = Star()
     hub = Boaster(star.clock)
     drafts = RemoteDrafts(hub, FixedLength(DraftBudget.chain(4)), star.stats, star.clock, method="rejection")
-    star.engine = TargetEngine(SlowRunner(star.clock), WordTokenizer(), drafts, TargetConfig(), star.stats, star.clock)
+    star.engine = TargetEngine(
+        LocalVerifier(SlowRunner(star.clock)), WordTokenizer(), drafts, TargetConfig(), star.stats, star.clock
+    )
     hub.mood = "lying"
     sampling = SamplingSpec(temperature=1.0, seed=2, top_k=3, repetition_penalty=1.2)
     star.engine.submit(RequestId("a"), RequestSpec(PROMPT, sampling, max_tokens=40, logprobs=1))

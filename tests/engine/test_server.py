@@ -19,6 +19,7 @@ from starspec.engine.server import TargetServer
 from starspec.ids import RequestId
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import TargetStats
+from starspec.windows.local import LocalVerifier
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
@@ -109,7 +110,7 @@ def serving(
 ) -> Iterator[tuple[TargetServer, FragileRunner]]:
     settings = TargetConfig(port=0, prefill_chunk=5, **config)  # type: ignore[arg-type]
     runner = FragileRunner(num_rows=2, max_len=2000)
-    engine = TargetEngine(runner, WordTokenizer(), NoDrafts(), settings, TargetStats())
+    engine = TargetEngine(LocalVerifier(runner), WordTokenizer(), NoDrafts(), settings, TargetStats())
     server = TargetServer(settings, engine, ServingServer("127.0.0.1", 0), clock=clock)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -82,7 +82,7 @@ def soak(engine: TargetEngine, check: Callable[[], None]) -> None:
 
 
 def assert_all_free(engine: TargetEngine) -> None:
-    assert engine.runner.cache.num_free_rows == engine.runner.cache.num_rows
+    assert engine.verifier.cache.num_free_rows == engine.verifier.cache.num_rows
 
 
 def engine_of(method: BatchingMethod) -> TargetEngine:
@@ -104,7 +104,9 @@ def engine_of(method: BatchingMethod) -> TargetEngine:
 
 def test_a_target_forgets_whom_it_served() -> None:
     engine = engine_of("ragged")
-    for linear in engine.runner.step_linears:  # a kernel is made, and kept, for each row count when it is first met
+    for (
+        linear
+    ) in engine.verifier.runner.step_linears:  # a kernel is made, and kept, for each row count when it is first met
         for num_rows in range(1, MAX_ROWS + 1):
             linear.call(torch.zeros(num_rows, linear.in_features))
     soak(engine, engine.check_integrity)

@@ -17,6 +17,7 @@ from starspec.policy.length.snapshot import LengthPolicy
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import TargetStats
+from starspec.windows.local import LocalVerifier
 from starspec.wire.messages import (
     Close,
     HubToTarget,
@@ -214,7 +215,12 @@ class Star:
             deadline_s=self.deadline_s,
         )
         self.engine = TargetEngine(
-            self.make_runner(), WordTokenizer(), self.drafts, TargetConfig(prefill_chunk=5), self.stats, self.clock
+            LocalVerifier(self.make_runner()),
+            WordTokenizer(),
+            self.drafts,
+            TargetConfig(prefill_chunk=5),
+            self.stats,
+            self.clock,
         )
         self.wanted: dict[str, list[int]] = {}
         self.got: dict[str, list[int]] = {}

@@ -25,14 +25,14 @@ SAMPLINGS = {
 
 def let_draft_beside(engine: TargetEngine, hub: HubLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Effects: the hub runs a few draft steps during each forward of the target, as one with a process of its own."""
-    forward = engine.runner.forward
+    forward = engine.verifier.runner.forward
 
     def forward_beside_hub(*segments: Any, **options: Any) -> ForwardOutput:
         for _ in range(NUM_STEPS_BESIDE):
             hub.run_once(0.0)
         return forward(*segments, **options)
 
-    monkeypatch.setattr(engine.runner, "forward", forward_beside_hub)
+    monkeypatch.setattr(engine.verifier.runner, "forward", forward_beside_hub)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

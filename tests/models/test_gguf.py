@@ -194,7 +194,7 @@ def test_tokens_outside_the_byte_alphabet_keep_their_ids(tmp_path, cache, kind):
     with LLM(path, dtype="float32") as llm:
         (result,) = llm.chat([{"role": "user", "content": "ab"}], SamplingParams(temperature=0.0, max_tokens=2))
     assert result.prompt_token_ids == prompt
-    assert llm.engine.runner.info.eos_token_ids == (len(TOKENS) - 1, eos)
+    assert llm.engine.verifier.info.eos_token_ids == (len(TOKENS) - 1, eos)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from starspec.models.loading.load import load_runner
 from starspec.models.synthetic.tokenizer import synthetic_tokenizer
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats, TargetStats
+from starspec.windows.local import LocalVerifier
 
 pytestmark = pytest.mark.system
 
@@ -89,7 +90,7 @@ def make_target(folder: Path, endpoint: str, rule: SampleMethod, shape: Speculat
     runner = load_runner(model_config(folder))
     drafts = make_drafts(config, speculative, runner, TOKENIZER, stats)
     assert isinstance(drafts, RemoteDrafts)
-    engine, jobs = TargetEngine(runner, TOKENIZER, drafts, config, stats), JOBS[:batch_size]
+    engine, jobs = TargetEngine(LocalVerifier(runner), TOKENIZER, drafts, config, stats), JOBS[:batch_size]
     return Target(rule, jobs, engine, drafts, [JobResult() for _ in jobs])
 
 

@@ -137,7 +137,7 @@ def _answer(llm: LLM, text: str, params: SamplingParams, *, is_chat: bool) -> No
     started_s = time.monotonic()
     prompt = _prompt_ids(llm.tokenizer, text, is_chat)
     if params.max_tokens is None:
-        room = llm.engine.runner.info.max_model_len - len(prompt)
+        room = llm.engine.verifier.info.max_model_len - len(prompt)
         params = replace(params, max_tokens=max(1, min(DEFAULT_NUM_TOKENS, room)))  # no room: the engine says so
     with _naming_options():
         for output in llm.stream(prompt, params):

@@ -16,13 +16,12 @@ from starspec.engine.server import TargetServer
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import TargetId
-from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
-from starspec.models.runner import BatchRunner
+from starspec.models.runner import ModelInfo
 from starspec.policy.length.make import make_policy
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
-from starspec.windows.batching import lay_out
+from starspec.windows.open import open_runner
 from starspec.wire.keys import load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
 from starspec.wire.transports.serving_server import ServingServer
@@ -47,30 +46,29 @@ def build_server(
     try:
         tokenizer = load_tokenizer(model.model)
         stats = TargetStats()
-        loaded = load_runner(model)
-        runner = lay_out(loaded, config.batching, stats.batch)
-        drafts = make_drafts(config, speculative, runner, tokenizer, stats)
+        verifier, _, numerics_report = open_runner(model, config.batching, stats.batch)
+        drafts = make_drafts(config, speculative, verifier.info, tokenizer, stats)
     except BaseException:
         serving.close()
         audit.close()
         raise
     log.info(
         "target loaded",
-        model=runner.info.name,
-        rows=runner.cache.num_rows,
-        cache_mib=round(runner.cache.num_bytes / 2**20),
+        model=verifier.info.name,
+        rows=verifier.cache.num_rows,
+        cache_mib=round(verifier.cache.num_bytes / 2**20),
         batching=config.batching.method,
-        numerics=loaded.numerics_report if runner is loaded else "padded batches keep no bits",
+        numerics=numerics_report,
     )
     policies = get_args(Policy) if speculative is None else [*speculative.request_policies]
     engine = TargetEngine(
-        runner, tokenizer, drafts, config, stats, trace=trace, thresholds=thresholds, policies=policies
+        verifier, tokenizer, drafts, config, stats, trace=trace, thresholds=thresholds, policies=policies
     )
     return TargetServer(config, engine, serving, audit)
 
 
 def make_drafts(
-    config: TargetConfig, speculative: SpeculativeConfig | None, runner: BatchRunner, tokenizer: Any, stats: TargetStats
+    config: TargetConfig, speculative: SpeculativeConfig | None, info: ModelInfo, tokenizer: Any, stats: TargetStats
 ) -> Drafts:
     """The drafts of a target server: from a hub, by prompt lookup in this process, or none."""
     if speculative is None:
@@ -82,7 +80,6 @@ def make_drafts(
         if own is None:
             raise ConfigError(NO_HUB)
         return own
-    info = runner.info
     fingerprint = vocab_fingerprint(tokenizer)
     hello = Hello(
         PROTOCOL_VERSION, TargetId(config.name), info.vocab_size, fingerprint, info.num_layers, info.hidden_size

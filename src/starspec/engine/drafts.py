@@ -128,7 +128,7 @@ class NgramDrafts(NoDrafts):
         lessons = HubLessons.of_local_drafter()
         self.lengths = DraftLengths(policy, Costs(), lambda: lessons, stats.lengths, clock)
         self._lookup = PromptLookup[RequestKey](lookup_min, lookup_max)
-        self._requested: dict[RequestKey, int] = {}  # steps that were wanted in this round
+        self._requested: dict[RequestKey, int] = {}  # steps that were wanted, of sequences whose round is not reported
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
         for sequence in sequences:
@@ -146,7 +146,7 @@ class NgramDrafts(NoDrafts):
 
     def _propose(self, sequences: Sequence[TargetSequence], num_sequences: int) -> list[DraftTree]:
         budgets = self.lengths.choose(sequences, num_sequences)
-        self._requested = {each.key: budget.num_steps for each, budget in zip(sequences, budgets, strict=True)}
+        self._requested |= {each.key: budget.num_steps for each, budget in zip(sequences, budgets, strict=True)}
         return [self._chain(each, self._requested[each.key]) for each in sequences]
 
     def _chain(self, sequence: TargetSequence, length: int) -> DraftTree:
@@ -154,8 +154,9 @@ class NgramDrafts(NoDrafts):
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         for sequence, added in zip(batch, emitted, strict=True):
-            if sequence.key in self._requested:
-                self.lengths.learn(sequence, added, self._requested[sequence.key])
+            num_requested = self._requested.pop(sequence.key, None)
+            if num_requested is not None:
+                self.lengths.learn(sequence, added, num_requested)
             if added.finish is not None:
                 self.close(sequence)
             else:
@@ -165,6 +166,7 @@ class NgramDrafts(NoDrafts):
         self.lengths.end_round(num_tokens, verify_s)
 
     def close(self, sequence: TargetSequence) -> None:
+        self._requested.pop(sequence.key, None)
         self._lookup.forget(sequence.key)
         self.lengths.forget(sequence)
 

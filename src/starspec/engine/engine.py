@@ -10,31 +10,33 @@ from typing import get_args
 from starspec.config import Policy, TargetConfig
 from starspec.engine.detokenize import Decodes, Detokenizer
 from starspec.engine.drafts import Drafts
-from starspec.engine.round import RoundRunner
+from starspec.engine.prefill import LaunchedChunk, Prefiller
+from starspec.engine.round import LaunchedRound, RoundRunner
 from starspec.engine.sequence import Finish, RoundOutput, SequenceState, TargetSequence
 from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestError
 from starspec.ids import LOCAL, PeerId, RequestId, RequestKey
-from starspec.models.runner import BatchRunner, Segment
 from starspec.policy.queue_turns import Sender, in_turns, who_gives_way
 from starspec.policy.target_batch import Candidate, ScheduleSnapshot, StepPlan, passed_over
 from starspec.speculation.acceptance import DEFAULT_THRESHOLDS, KeyThresholds, Relaxation
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
-from starspec.windows.batching import PARTS, make_scheduler
+from starspec.windows.batching import make_scheduler
+from starspec.windows.verifier import Landed, Ticket, Verifier
 from starspec.wire.messages import EngineOutput, RequestSpec
 
 RATE_WINDOW_S = 5.0
+LANDING_WAIT_S = 0.01  # so long a step waits for verdicts; then it looks at its hub and its gateways again
 
 
 class TargetEngine:
-    """Batches requests over one model runner, with the batching method of the config.
+    """Batches requests over one model, with the batching method of the config.
 
     Every submitted request ends as exactly one of finished, failed or aborted.
     """
 
     def __init__(
         self,
-        runner: BatchRunner,
+        verifier: Verifier,
         tokenizer: Decodes,
         drafts: Drafts,
         config: TargetConfig,
@@ -49,7 +51,7 @@ class TargetEngine:
         thresholds: which tokens relaxed requests verify strictly.
         policies: length policies that a request may ask for.
         """
-        self.runner = runner
+        self.verifier = verifier
         self.drafts = drafts
         self.stats = stats
         self._tokenizer = tokenizer
@@ -58,11 +60,14 @@ class TargetEngine:
         self._trace = trace
         self._thresholds = thresholds
         self._policies = policies
-        commits_evenly = PARTS[config.batching.method].commits_evenly
-        self._rounds = RoundRunner(runner, drafts, stats, clock, trace, commits_evenly=commits_evenly)
+        self._prefills = Prefiller(verifier, drafts, clock, config.prefill_chunk, trace)
+        self._rounds = RoundRunner(verifier, drafts, stats, clock, trace)
         self._scheduler = make_scheduler(config)
         self._sequences: dict[RequestKey, TargetSequence] = {}  # in order of arrival
-        self._in_step: Sequence[TargetSequence] = ()  # the sequences of this step's prefill chunk or round
+        self._in_flight: dict[Ticket, LaunchedRound | LaunchedChunk] = {}
+        self._landed: deque[Landed] = deque()  # and not finished yet
+        self._at_work: Sequence[TargetSequence] = ()  # of the chunk or round that is begun or finished just now
+        self._outputs: dict[RequestKey, EngineOutput] = {}  # of this step, so far
         self._started_s = clock()
         self._recent_tokens: deque[tuple[float, int]] = deque()  # (time, number of tokens) of the last seconds
         self._num_recent_tokens = 0  # their sum
@@ -82,7 +87,7 @@ class TargetEngine:
     @property
     def max_num_requests(self) -> int:
         """Requests that can be held at once, running and waiting."""
-        return min(self.runner.cache.num_rows, self._config.num_rows) + self._config.max_num_queued_reqs
+        return min(self.verifier.cache.num_rows, self._config.num_rows) + self._config.max_num_queued_reqs
 
     @property
     def has_room(self) -> bool:
@@ -129,7 +134,7 @@ class TargetEngine:
 
     def _add(self, key: RequestKey, spec: RequestSpec, owner: str) -> None:
         """Let a sound request wait for a row."""
-        info = self.runner.info
+        info = self.verifier.info
         num_prompt = len(spec.prompt_token_ids)
         max_tokens = info.max_model_len if spec.max_tokens is None else spec.max_tokens
         detokenizer = Detokenizer(
@@ -171,11 +176,23 @@ class TargetEngine:
         return [key.request_id for key in self._sequences if key.peer == peer]
 
     def step(self) -> dict[RequestKey, EngineOutput]:
-        """Admit sequences, forward one prefill chunk, run one round.
+        """Admit sequences, launch one prefill chunk and one round, finish what has landed.
 
-        Returns: the output of each sequence of the round.
+        A sequence is in flight at most once, and only those that are not can be launched. If there is nothing to
+        launch, wait for a landing.
+
+        Returns: the output of each sequence of the rounds that landed.
         """
-        self._in_step = ()
+        has_room = len(self._in_flight) < self.verifier.depth
+        if not has_room:
+            self.drafts.poll()
+        if not (has_room and self._launch()) and self._in_flight:
+            self._land(LANDING_WAIT_S)
+        return self._take_outputs()
+
+    def _launch(self) -> bool:
+        """Returns: whether there was something to launch."""
+        self._at_work = ()
         started_s = self._clock()
         snapshot = self._snapshot()
         plan = self._scheduler.choose(snapshot)
@@ -184,31 +201,63 @@ class TargetEngine:
         if plan.admit:
             self._admit([self._sequences[key] for key in plan.admit])
         if plan.prefill is not None:
-            self._in_step = [self._sequences[plan.prefill]]
-            self._prefill(self._sequences[plan.prefill])
+            self._launch_chunk(self._sequences[plan.prefill])
         if not plan.decode:
             self.drafts.poll()
-            return {}
+            return plan.prefill is not None
         batch = self._sorted_by_row(plan.decode)
-        self._in_step = batch
-        outputs = self._rounds.run(batch)
+        self._at_work = batch
+        launched = self._rounds.begin(batch)
+        self._in_flight[launched.ticket] = launched
+        self._land(0.0)
         self.stats.batch.schedule_s += scheduled_s - started_s
         self.stats.batch.grouping_wait_s += num_left_out * (self._clock() - started_s)
-        for sequence in batch:
+        return True
+
+    def _launch_chunk(self, sequence: TargetSequence) -> None:
+        self._at_work = [sequence]
+        launched = self._prefills.begin(sequence)
+        if launched is not None:
+            self._in_flight[launched.ticket] = launched
+            self._land(0.0)
+
+    def _land(self, timeout_s: float) -> None:
+        """Finish what has landed, waiting at most so long for the first. Effects: adds to the step's outputs."""
+        self._at_work = ()
+        self._landed.extend(self.verifier.poll(0.0 if self._landed else timeout_s))
+        while self._landed:
+            landed = self._landed.popleft()
+            launched = self._in_flight.pop(landed.ticket)
+            self._at_work = launched.batch
+            if isinstance(launched, LaunchedChunk):
+                self._prefills.finish(launched, landed)
+            else:
+                self._finish_round(launched, landed)
+
+    def _finish_round(self, launched: LaunchedRound, landed: Landed) -> None:
+        num_tokens = 0
+        for sequence, output in self._rounds.finish(launched, landed):
+            self._outputs[sequence.key] = output
+            num_tokens += len(output.token_ids)
             if sequence.state is SequenceState.FINISHED:
                 self.stats.num_finished += 1
                 self._release(sequence)
-        self._update_rate(sum(len(each.token_ids) for each in outputs))
-        return {each.key: output for each, output in zip(batch, outputs, strict=True)}
+        self._update_rate(num_tokens)
+
+    def _take_outputs(self) -> dict[RequestKey, EngineOutput]:
+        outputs, self._outputs = self._outputs, {}
+        return outputs
 
     def fail_step(self, reason: str) -> dict[RequestKey, EngineOutput]:
-        """After an exception in a step: end the requests of that step, so that the others can go on.
+        """After an exception in a step: end the requests of the launch that raised, so that the others can go on.
 
-        These are the sequences of the prefill chunk or the round that raised. If it raised before both, they are all
-        sequences that hold a cache row.
+        These are the sequences of the prefill chunk or the round that was begun or finished. If it was neither, they
+        are all sequences that hold a cache row. What is in flight of them lands later and changes nothing.
+
+        Returns: their last outputs, and those of rounds that the step had finished.
         """
-        outputs = {}
-        failed = [each for each in self._in_step if each.row is not None]
+        outputs = self._take_outputs()
+        failed = [each for each in self._at_work if each.row is not None]
         for sequence in failed or [each for each in self._sequences.values() if each.row is not None]:
             outputs[sequence.key] = sequence.output(RoundOutput(finish=Finish("error", reason)))
             self.drafts.close(sequence)
@@ -223,16 +272,16 @@ class TargetEngine:
         """Assert that the leased cache rows are exactly the rows of the sequences."""
         rows = [each.row for each in self._sequences.values() if each.row is not None]
         assert len(rows) == len(set(rows)), "two sequences share a row"
-        assert self.runner.cache.rows.leased == set(rows), "leased rows are not the sequences' rows"
+        assert self.verifier.cache.rows.leased == set(rows), "leased rows are not the sequences' rows"
         for each in self._sequences.values():
             if each.state is SequenceState.RUNNING:
                 assert each.row is not None
-                assert self.runner.cache.lengths[each.row] == len(each.token_ids) - 1
-        self.runner.cache.check_integrity()
+                assert self.verifier.cache.lengths[each.row] == len(each.token_ids) - 1
+        self.verifier.cache.check_integrity()
 
     def check(self, spec: RequestSpec) -> None:
         """Raises: RequestError, naming the parameter, if the request can never run here."""
-        info = self.runner.info
+        info = self.verifier.info
         prompt = spec.prompt_token_ids
         if not prompt:
             raise RequestError("the prompt is empty; send at least one token", "prompt")
@@ -272,16 +321,20 @@ class TargetEngine:
             running_now = (each.sender for each in self._sequences.values() if each.row is not None)
             turns = in_turns([each.sender for each in waiting_now], running_now)
             by_state[SequenceState.WAITING] = [waiting_now[place] for place in turns]
+        in_flight = {sequence for launched in self._in_flight.values() for sequence in launched.batch}
         waiting, prefilling, running = (
-            tuple(Candidate(each.key, len(each.token_ids), each.num_passed_over) for each in by_state[state])
+            tuple(
+                Candidate(each.key, len(each.token_ids), each.num_passed_over, each in in_flight)
+                for each in by_state[state]
+            )
             for state in (SequenceState.WAITING, SequenceState.PREFILLING, SequenceState.RUNNING)
         )
-        return ScheduleSnapshot(waiting, prefilling, running, self._num_free_rows)
+        return ScheduleSnapshot(waiting, prefilling, running, self._num_free_rows, self.verifier.depth)
 
     @property
     def _num_free_rows(self) -> int:
         """Rows that this engine may still lease. The runner may have more rows than `num_rows` of the config."""
-        return min(self.runner.cache.num_free_rows, self._config.num_rows - self.num_running)
+        return min(self.verifier.cache.num_free_rows, self._config.num_rows - self.num_running)
 
     def _count_passed_over(self, snapshot: ScheduleSnapshot, plan: StepPlan) -> int:
         """Count for each sequence the consecutive steps that chose others instead, for a row or for a round.
@@ -300,34 +353,14 @@ class TargetEngine:
     def _admit(self, sequences: list[TargetSequence]) -> None:
         admitted_s = self._clock()
         for sequence in sequences:
-            sequence.admit(self.runner.cache.lease(), admitted_s)
+            sequence.admit(self.verifier.cache.lease(), admitted_s)
         self.drafts.open(sequences)
-
-    def _prefill(self, sequence: TargetSequence) -> None:
-        """Forward the next chunk of a prompt. The prompt's last token is left for the first round, as its root.
-
-        Chunk boundaries depend on this prompt alone, so its keys and values are bitwise equal in every batch.
-        """
-        assert sequence.row is not None
-        cache = self.runner.cache
-        start = cache.lengths[sequence.row]
-        chunk = sequence.token_ids[start : min(start + self._config.prefill_chunk, sequence.prompt_len - 1)]
-        if chunk:
-            started_s = self._clock()
-            output = self.runner.forward([Segment(sequence.row, chunk, num_logits=0)], self.drafts.feature_layers)
-            cache.append(sequence.row, len(chunk))
-            if output.features is not None:
-                self.drafts.add_prompt_features(sequence, start, output.features)
-            if self._trace is not None:
-                self._trace.slice("verify", "prefill", started_s, self._clock(), num_tokens=len(chunk))
-        if cache.lengths[sequence.row] == sequence.prompt_len - 1:
-            sequence.end_prefill()
 
     def _release(self, sequence: TargetSequence) -> None:
         del self._sequences[sequence.key]
         row = sequence.release()
         if row is not None:
-            self.runner.cache.free(row)
+            self.verifier.cache.free(row)
 
     def _update_rate(self, num_tokens: int) -> None:
         now = self._clock()

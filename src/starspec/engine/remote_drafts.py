@@ -72,7 +72,7 @@ class RemoteDrafts:
         self._at_hub = SequencesAtHub()
         self._num_sequences = 0  # in the next round: those that were ready after the last round, and those opened since
         self._plain_speed = PlainSpeed()
-        self._num_in_round = 0  # sequences of the present round ...
+        self._num_in_round = 0  # sequences of the last round ...
         self._is_plain_round = False  # ... none of which has a draft
         # an operator who sets the longest wait says by it what a hub may cost
         self._account = HubAccount() if deadline_s is None else None
@@ -81,7 +81,7 @@ class RemoteDrafts:
         costs = Costs() if fallback is None else fallback.lengths.costs  # the target's steps are the same for both
         self._lengths = DraftLengths(policy, costs, lambda: self._hub.record.lessons, stats.lengths, clock)
         self._round: Round | None = None  # the drafts that this round waited for; None = they show no usual cost
-        self._drafted: dict[RequestKey, int] = {}  # sequences with a draft of the hub in this round: steps requested
+        self._drafted: dict[RequestKey, int] = {}  # sequences in a round with a draft of the hub: steps requested
         self._drafted_share = 0.0  # of the round's draft tokens: those of the hub
         self._num_gained = 0.0  # tokens that the hub's drafts gained, on average over all sequences of the round
 
@@ -129,11 +129,10 @@ class RemoteDrafts:
                 self._hub.send(at_hub.frames())
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        self._num_in_round, self._drafted, self._drafted_share = len(batch), {}, 0.0
+        self._num_in_round = len(batch)
         with self._charging:
             trees = self._collect(batch)
         self._weigh(batch, trees)
-        self._is_plain_round = not any(tree.num_draft_tokens for tree in trees)
         return trees
 
     def _collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
@@ -149,14 +148,12 @@ class RemoteDrafts:
         self._stats.num_late_rounds += bool(waited.late)
         self._round = None if is_prefilling else waited.round
         trees = [EMPTY_TREE if at_hub is None else at_hub.tag.draft() for at_hub in held]
-        self._drafted = {
+        self._drafted |= {
             at_hub.sequence.key: at_hub.tag.num_left
             for at_hub, tree in zip(held, trees, strict=True)
             if at_hub is not None and tree != EMPTY_TREE
         }
-        filled = trees if self._fallback is None else self._fallback.fill(batch, trees)
-        self._drafted_share = _num_tokens(trees) / max(1, _num_tokens(filled))
-        return filled
+        return trees if self._fallback is None else self._fallback.fill(batch, trees)
 
     def _weigh(self, batch: Sequence[TargetSequence], trees: Sequence[DraftTree]) -> None:
         """Learn what the hub has cost since the last round: messages, the wait, and what a hub on this thread did."""
@@ -168,14 +165,22 @@ class RemoteDrafts:
         lessons.weigh_round(hub_s, lengths, is_prefilling=self._hub.is_prefilling)
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
-        pairs = zip(batch, emitted, strict=True)
-        num_gained = sum(len(added.token_ids) - 1 for each, added in pairs if each.key in self._drafted)
-        self._num_gained = num_gained / max(1, len(batch))
+        self._note_drafts(batch, emitted)
         self._num_sequences = self._num_ready(batch)
         with self._charging:
             self._report(batch, emitted)
+        for sequence in batch:
+            self._drafted.pop(sequence.key, None)
         if self._fallback is not None:
             self._fallback.report(batch, emitted)
+
+    def _note_drafts(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
+        """What the round that is reported had of the hub. Others may have begun since."""
+        by_hub = [added for each, added in zip(batch, emitted, strict=True) if each.key in self._drafted]
+        num_draft_tokens = sum(each.num_draft_tokens for each in emitted)
+        self._num_in_round, self._is_plain_round = len(batch), not num_draft_tokens
+        self._drafted_share = sum(each.num_draft_tokens for each in by_hub) / max(1, num_draft_tokens)
+        self._num_gained = sum(len(each.token_ids) - 1 for each in by_hub) / max(1, len(batch))
 
     def _report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         messages: list[TargetToHub] = []
@@ -210,6 +215,7 @@ class RemoteDrafts:
     def close(self, sequence: TargetSequence) -> None:
         if self._fallback is not None:
             self._fallback.close(sequence)
+        self._drafted.pop(sequence.key, None)
         at_hub = self._at_hub.by_request.get(sequence.key)
         if at_hub is not None:
             self._hub.send(self._close(at_hub))
@@ -367,7 +373,3 @@ class RemoteDrafts:
         self._lengths.forget(at_hub.sequence)
         message = self._hub.close_tag(at_hub.tag)
         return [] if message is None else [message]
-
-
-def _num_tokens(trees: Sequence[DraftTree]) -> int:
-    return sum(tree.num_draft_tokens for tree in trees)

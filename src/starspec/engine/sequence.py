@@ -16,7 +16,7 @@ from starspec.sampling.counts import TokenCounts
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import COUPLED, AcceptanceRule, Relaxation
 from starspec.stats import RequestStats
-from starspec.windows.window import Law
+from starspec.windows.window import Law, Verdict
 from starspec.wire.messages import EngineOutput, RequestSpec, TokenLogprob
 
 
@@ -44,8 +44,17 @@ class RoundOutput:
     finish: Finish | None = None
     features: Tensor | None = None  # [tokens, F], of the position before each token; None if the drafts need none
     num_steps: int = 0  # depth of the draft that was verified; 0 = there was none
-    num_accepted: int = 0  # of its tokens
+    num_draft_tokens: int = 0  # of this draft ...
+    num_accepted: int = 0  # ... and how many of them were accepted
     divergences: tuple[float, ...] = ()  # of the target from the draft, at each verified position that states one
+
+    def note_draft(self, num_steps: int, num_draft_tokens: int, verdict: Verdict) -> None:
+        """The tokens are the first of this verdict, about a draft so deep and so large."""
+        self.num_steps, self.num_draft_tokens = num_steps, num_draft_tokens
+        self.num_accepted = min(verdict.result.num_accepted, len(self.token_ids))
+        self.divergences = verdict.divergences
+        if verdict.features is not None:
+            self.features = verdict.features[: len(self.token_ids)]
 
 
 class TargetSequence:

@@ -71,7 +71,7 @@ class TargetServer:
     @property
     def memory(self) -> str:
         """The memory that sequences take, as text."""
-        cache = self._engine.runner.cache
+        cache = self._engine.verifier.cache
         return memory_of(cache.num_rows, cache.num_bytes)
 
     def run(self) -> None:
@@ -182,12 +182,12 @@ class TargetServer:
         engine.stats.num_dropped = self._serving.num_dropped
         return TargetStatus(
             target_id=TargetId(self._config.name),
-            model=engine.runner.info.name,
-            max_model_len=engine.runner.info.max_model_len,
+            model=engine.verifier.info.name,
+            max_model_len=engine.verifier.info.max_model_len,
             num_running=engine.num_running,
             num_waiting=engine.num_waiting,
-            num_rows=engine.runner.cache.num_rows,
-            num_free_rows=engine.runner.cache.num_free_rows,
+            num_rows=engine.verifier.cache.num_rows,
+            num_free_rows=engine.verifier.cache.num_free_rows,
             is_draft_connected=engine.drafts.is_connected,
             stats=engine.stats,
             is_stopping=self._is_stopping.is_set(),

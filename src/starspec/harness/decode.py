@@ -16,6 +16,8 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import DEFAULT_THRESHOLDS, KeyThresholds
 from starspec.stats import RequestStats, TargetStats
 from starspec.tracing import Tracer
+from starspec.windows.judging import Judging, judge
+from starspec.windows.local import LocalVerifier
 from starspec.wire.messages import RequestSpec
 
 Advance = Callable[[str, int | None], None]
@@ -71,6 +73,7 @@ def make_engine(
     max_num_seqs: int | None = None,
     trace: Tracer | None = None,
     thresholds: KeyThresholds = DEFAULT_THRESHOLDS,
+    judge: Judging = judge,
 ) -> TargetEngine:
     """An engine for measuring. Only the runner's rows limit it, and jobs may be relaxed.
 
@@ -79,16 +82,19 @@ def make_engine(
         max_num_seqs: sequences of a round; None = as many as the runner has rows.
         trace: records rounds, if given.
         thresholds: which tokens relaxed jobs verify strictly.
+        judge: as for LocalVerifier.
     """
+    batching = batching or BatchingConfig()
     config = TargetConfig(
         name="bench",
         max_num_seqs=max_num_seqs or runner.cache.num_rows,
         max_num_queued_reqs=MAX_QUEUED,
         prefill_chunk=prefill_chunk,
-        batching=batching or BatchingConfig(),
+        batching=batching,
         allow_relaxed=True,
     )
-    return TargetEngine(runner, tokenizer, drafts, config, stats or TargetStats(), trace=trace, thresholds=thresholds)
+    verifier = LocalVerifier(runner, batching.method, judge)
+    return TargetEngine(verifier, tokenizer, drafts, config, stats or TargetStats(), trace=trace, thresholds=thresholds)
 
 
 def decode(

@@ -1,4 +1,4 @@
-"""Wrappers around an engine's drafts and runner: one passes calls on, one records which logits decided each token."""
+"""Wrappers around an engine's drafts and its judge: one passes calls on, one records what decided each token."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from starspec.cache.kv_cache import KVCache
 from starspec.engine.drafts import Drafts
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestId
-from starspec.models.runner import BatchRunner, ForwardOutput, ModelInfo, Segment
+from starspec.models.runner import ForwardOutput
 from starspec.speculation.acceptance import AcceptanceRule
-from starspec.speculation.tree import ROOT, DraftTree
+from starspec.speculation.tree import DraftTree
 from starspec.stats import HubState
+from starspec.windows.judging import judge
+from starspec.windows.window import Verdict, Window
 
 
 class DraftsAround:
@@ -73,79 +74,41 @@ class DraftsAround:
 class DecisionRecorder:
     """Records the logits behind each emitted token, and changes nothing.
 
-    An engine made with `recorder.runner` and `recorder.drafts` behaves as with the originals. A round is one forward
-    between `collect` and `report`. The recorder keeps the rows of its logits that lie on the emitted path.
+    An engine made with `recorder.drafts` and `recorder.judge` behaves as with the originals.
 
     Args:
-        runner, drafts: the originals.
+        drafts: the originals.
     """
 
-    def __init__(self, runner: BatchRunner, drafts: Drafts) -> None:
-        self.runner: BatchRunner = _WatchedRunner(runner, self)
+    def __init__(self, drafts: Drafts) -> None:
         self.drafts: Drafts = _WatchedDrafts(drafts, self)
         self._decisions: dict[RequestId, list[Tensor]] = {}
-        self._logits: Tensor | None = None  # of the last forward that gave some
-        self._trees: list[DraftTree] = []
+        self._judged: dict[int, Tensor] = {}  # cache row -> [tokens, V], of verdicts that are not committed yet
 
     def take(self, request_id: RequestId) -> list[Tensor]:
         """The logits [V] of each token that the request has emitted. Effects: the recorder forgets them."""
         return self._decisions.pop(request_id, [])
 
-    def note_logits(self, logits: Tensor) -> None:
-        self._logits = logits
-
-    def note_trees(self, trees: list[DraftTree]) -> None:
-        self._trees = trees
+    def judge(self, windows: Sequence[Window], output: ForwardOutput, commits_evenly: bool) -> list[Verdict]:
+        """As `windows.judging.judge`. Effects: keeps the logits that decided the tokens."""
+        verdicts, first = judge(windows, output, commits_evenly), 0
+        for window, verdict in zip(windows, verdicts, strict=True):
+            self._judged[window.segment.row] = output.logits[[first + row for row in verdict.result.rows]]
+            first += window.segment.num_logits
+        return verdicts
 
     def note_emitted(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
-        """Keep the rows of the emitted paths. The logits hold the sequences in the order of the batch."""
-        assert self._logits is not None
-        first = 0
-        for sequence, tree, added in zip(batch, self._trees, emitted, strict=True):
-            decisions = self._decisions.setdefault(sequence.request_id, [])
-            for node in walked_nodes(tree, added.token_ids):
-                decisions.append(self._logits[first + node + 1].clone())
-            first += tree.num_draft_tokens + 1
-        assert first == len(self._logits), "a round's logits are those of its trees"
-
-
-def walked_nodes(tree: DraftTree, token_ids: Sequence[int]) -> list[int]:
-    """The nodes whose logits decided the emitted tokens: the root, then the node of each token but the last."""
-    nodes = [ROOT]
-    for token_id in token_ids[:-1]:
-        nodes.append(tree.children[nodes[-1], token_id])
-    return nodes
-
-
-class _WatchedRunner:
-    def __init__(self, runner: BatchRunner, recorder: DecisionRecorder) -> None:
-        self._runner = runner
-        self._recorder = recorder
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._runner.info
-
-    @property
-    def cache(self) -> KVCache:
-        return self._runner.cache
-
-    def forward(self, segments: Sequence[Segment], feature_layers: Sequence[int] = ()) -> ForwardOutput:
-        output = self._runner.forward(segments, feature_layers)
-        if len(output.logits):
-            self._recorder.note_logits(output.logits)
-        return output
+        """These tokens were committed: the first ones of each verdict."""
+        for sequence, added in zip(batch, emitted, strict=True):
+            assert sequence.row is not None
+            logits = self._judged.pop(sequence.row)[: len(added.token_ids)]
+            self._decisions.setdefault(sequence.request_id, []).extend(logits)
 
 
 class _WatchedDrafts(DraftsAround):
     def __init__(self, drafts: Drafts, recorder: DecisionRecorder) -> None:
         super().__init__(drafts)
         self._recorder = recorder
-
-    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        trees = super().collect(batch)
-        self._recorder.note_trees(trees)
-        return trees
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         self._recorder.note_emitted(batch, emitted)

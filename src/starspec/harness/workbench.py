@@ -16,11 +16,11 @@ from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.recorder import DecisionRecorder
 from starspec.ids import RequestId
 from starspec.local_star import check_drafts, local_drafts
-from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import AcceptanceStats, BatchStats, TargetStats
 from starspec.windows.batching import lay_out
+from starspec.windows.open import open_runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +63,14 @@ class Workbench:
     Args:
         config: the target.
         speculative: drafts that it will be used with: they are checked before the target is loaded.
-    Raises: as load_runner and check_drafts.
+    Raises: as open_runner and check_drafts.
     """
 
     def __init__(self, config: ModelConfig, speculative: SpeculativeConfig | None = None) -> None:
         self.config = config
         self.tokenizer = load_tokenizer(config.model)
         check_drafts(config, speculative, self.tokenizer)
-        self.runner = load_runner(config)
+        self.runner = open_runner(config, BatchingConfig(), BatchStats()).runner
 
     @property
     def numerics_report(self) -> str:
@@ -130,9 +130,15 @@ class Workbench:
                 f"was loaded with {self.runner.cache.num_rows}: give it num_rows={num_rows}"
             )
         runner = lay_out(self.runner, batching, stats.batch)
-        recorder = DecisionRecorder(known.prefilling_once(runner) if known else runner, drafts or NoDrafts())
+        recorder = DecisionRecorder(drafts or NoDrafts())
         engine = make_engine(
-            recorder.runner, self.tokenizer, recorder.drafts, stats, batching=batching, max_num_seqs=batch_size
+            known.prefilling_once(runner) if known else runner,
+            self.tokenizer,
+            recorder.drafts,
+            stats,
+            batching=batching,
+            max_num_seqs=batch_size,
+            judge=recorder.judge,
         )
         answers = decode(engine, jobs, batch_size=num_rows)
         logits = [recorder.take(RequestId(f"job-{index}")) for index in range(len(jobs))]

@@ -16,7 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from starspec.config import MIN_GROUP
-from starspec.policy.target_batch import Candidate, ScheduleSnapshot, StepPlan, first_prefill, keys_of
+from starspec.policy.target_batch import Candidate, ScheduleSnapshot, StepPlan, first_prefill, keys_of, ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class SameLengthPool:
         The window is the set of sequences with cache rows; `num_free_rows` bounds it.
         """
         admit = keys_of(self._refill(snapshot.waiting)[: snapshot.num_free_rows])
-        return StepPlan(admit, first_prefill(snapshot, admit), keys_of(self._group(snapshot.running)))
+        return StepPlan(admit, first_prefill(snapshot, admit), keys_of(self._group(ready(snapshot.running))))
 
     def _refill(self, waiting: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
         """The order in which prompts enter the window: overdue ones, then by length."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol
@@ -16,6 +17,7 @@ class Candidate:
     key: RequestKey
     num_tokens: int = 0  # committed
     num_passed_over: int = 0  # consecutive steps that chose others, although it was ready
+    is_in_flight: bool = False  # its tokens are being verified or prefilled: it is not ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class ScheduleSnapshot:
     prefilling: tuple[Candidate, ...]  # in the order of their admission
     running: tuple[Candidate, ...]
     num_free_rows: int
+    depth: int = 1  # rounds that should be in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Continuous:
 
     def choose(self, snapshot: ScheduleSnapshot) -> StepPlan:
         admit = keys_of(snapshot.waiting[: snapshot.num_free_rows])
-        return StepPlan(admit, first_prefill(snapshot, admit), keys_of(snapshot.running))
+        return StepPlan(admit, first_prefill(snapshot, admit), next_group(snapshot))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,8 @@ class FixedBatches:
     def choose(self, snapshot: ScheduleSnapshot) -> StepPlan:
         is_over = not snapshot.prefilling and not snapshot.running
         admit = keys_of(snapshot.waiting[: snapshot.num_free_rows]) if is_over else ()
-        prefill = first_prefill(snapshot, admit)
-        return StepPlan(admit, prefill, () if prefill else keys_of(snapshot.running))
+        is_prefilling = bool(admit or snapshot.prefilling)
+        return StepPlan(admit, first_prefill(snapshot, admit), () if is_prefilling else next_group(snapshot))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class PromptsFirst:
 
     def choose(self, snapshot: ScheduleSnapshot) -> StepPlan:
         plan = self.scheduler.choose(snapshot)
-        return plan if plan.prefill is None else replace(plan, decode=())
+        return replace(plan, decode=()) if plan.admit or snapshot.prefilling else plan
 
 
 def keys_of(candidates: tuple[Candidate, ...]) -> tuple[RequestKey, ...]:
@@ -83,9 +86,22 @@ def keys_of(candidates: tuple[Candidate, ...]) -> tuple[RequestKey, ...]:
 
 
 def first_prefill(snapshot: ScheduleSnapshot, admit: tuple[RequestKey, ...]) -> RequestKey | None:
-    """The next prompt to prefill: the one that has been started, else the oldest of those that are admitted now."""
+    """The next prompt to prefill: one that has been started, else the oldest of those that are admitted now."""
+    started = (each.key for each in snapshot.prefilling if not each.is_in_flight)
     entering = (each for each in keys_of(snapshot.waiting) if each in admit)
-    return next(chain(keys_of(snapshot.prefilling), entering), None)
+    return next(chain(started, entering), None)
+
+
+def next_group(snapshot: ScheduleSnapshot) -> tuple[RequestKey, ...]:
+    """The sequences of the next round: so many that `depth` rounds have all of them, those that wait longest first."""
+    if snapshot.depth == 1:
+        return keys_of(ready(snapshot.running))
+    size = math.ceil(len(snapshot.running) / snapshot.depth)
+    return keys_of(tuple(sorted(ready(snapshot.running), key=lambda each: -each.num_passed_over)[:size]))
+
+
+def ready(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    return tuple(each for each in candidates if not each.is_in_flight)
 
 
 def passed_over(snapshot: ScheduleSnapshot, plan: StepPlan) -> tuple[list[RequestKey], list[RequestKey]]:
@@ -97,5 +113,5 @@ def passed_over(snapshot: ScheduleSnapshot, plan: StepPlan) -> tuple[list[Reques
     waiting = keys_of(snapshot.waiting)
     num_before_last = max((index for index, each in enumerate(waiting) if each in admitted), default=0)
     overtaken = [each for each in waiting[:num_before_last] if each not in admitted]
-    left_out = [each for each in keys_of(snapshot.running) if each not in decoded] if plan.decode else []
+    left_out = [each for each in keys_of(ready(snapshot.running)) if each not in decoded] if plan.decode else []
     return overtaken, left_out

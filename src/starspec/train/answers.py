@@ -121,7 +121,7 @@ def _answers(
 ) -> Iterator[TrainingAnswer]:
     """Keep all cache rows busy until there are enough tokens or the caller stops. Yields answers as they end."""
     engine, waiting = llm.engine, iter(todo)
-    eos = engine.runner.info.eos_token_ids
+    eos = engine.verifier.info.eos_token_ids
     running = dict[RequestId, TrainingAnswer]()
     num_said = 0
     upcoming = next(waiting, None)

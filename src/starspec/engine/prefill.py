@@ -1,0 +1,68 @@
+"""Prompts of a target: launched chunk by chunk. The last token of a prompt is left for the first round, as its root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starspec.engine.drafts import Drafts
+from starspec.engine.sequence import TargetSequence
+from starspec.models.runner import Segment
+from starspec.tracing import Tracer
+from starspec.windows.verifier import Landed, Ticket, Verifier
+from starspec.windows.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedChunk:
+    """A chunk in flight."""
+
+    ticket: Ticket
+    sequence: TargetSequence
+    start: int  # position of its first token
+    num_tokens: int
+    started_s: float
+
+    @property
+    def batch(self) -> list[TargetSequence]:
+        return [self.sequence]
+
+
+@dataclass(slots=True)
+class Prefiller:
+    """Launches chunks, and commits them when they land. It holds no state of sequences.
+
+    Chunk boundaries depend on a prompt alone, so its keys and values are bitwise equal in every batch.
+    """
+
+    verifier: Verifier
+    drafts: Drafts
+    clock: Callable[[], float]
+    chunk_size: int  # tokens
+    trace: Tracer | None = None
+
+    def begin(self, sequence: TargetSequence) -> LaunchedChunk | None:
+        """Launch the next chunk of a prompt. Returns: None for a prompt of one token, which has no chunk."""
+        assert sequence.row is not None
+        start = self.verifier.cache.lengths[sequence.row]
+        chunk = sequence.token_ids[start : min(start + self.chunk_size, sequence.prompt_len - 1)]
+        if not chunk:
+            sequence.end_prefill()
+            return None
+        started_s = self.clock()
+        segment = Segment(sequence.row, chunk, num_logits=0)
+        ticket = self.verifier.launch([Window(segment, None)], self.drafts.feature_layers)
+        return LaunchedChunk(ticket, sequence, start, len(chunk), started_s)
+
+    def finish(self, launched: LaunchedChunk, landed: Landed) -> None:
+        """Commit a chunk, unless its sequence has ended meanwhile."""
+        sequence = launched.sequence
+        if sequence.row is None:
+            return
+        self.verifier.cache.append(sequence.row, launched.num_tokens)
+        if landed.features is not None:
+            self.drafts.add_prompt_features(sequence, launched.start, landed.features)
+        if self.trace is not None:
+            self.trace.slice("verify", "prefill", launched.started_s, self.clock(), num_tokens=launched.num_tokens)
+        if launched.start + launched.num_tokens == sequence.prompt_len - 1:
+            sequence.end_prefill()

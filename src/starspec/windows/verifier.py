@@ -1,0 +1,57 @@
+"""The seam between a target's engine and its model: windows are launched, and verdicts land."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, NewType, Protocol
+
+from torch import Tensor
+
+from starspec.cache.kv_cache import KVCache
+from starspec.models.runner import ModelInfo
+from starspec.windows.window import Verdict, Window
+
+Ticket = NewType("Ticket", int)
+"""Names one launch."""
+
+
+class Landed(NamedTuple):
+    """The answer to one launch."""
+
+    ticket: Ticket
+    verdicts: list[Verdict]  # one for each judge
+    features: Tensor | None  # [tokens, F], of a chunk; None = none are wanted. Those of other windows are in verdicts
+
+
+class Verifier(Protocol):
+    """Verifies windows, here or elsewhere. It knows no requests, only cache rows.
+
+    A launch forwards its windows behind the rows' lengths and commits nothing: the engine commits once it has landed,
+    with `cache.commit`. Until then it launches no other window of these rows. A row may be freed meanwhile, and leased
+    again: launches take effect in their order.
+    """
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def cache(self) -> KVCache: ...
+
+    @property
+    def depth(self) -> int:
+        """How many launches are worth having in flight; beside a round there may be one more, for a prompt's chunk."""
+        ...
+
+    def launch(self, windows: Sequence[Window], feature_layers: Sequence[int] = ()) -> Ticket:
+        """Send windows off together.
+
+        Args:
+            windows: of different rows. Either all have judges, or there is one, and it is a chunk of a prompt.
+            feature_layers: as for `BatchRunner.forward`.
+        Raises: as `BatchRunner.forward`; then nothing is in flight.
+        """
+        ...
+
+    def poll(self, timeout_s: float) -> list[Landed]:
+        """What has landed, in the order of the launches. Waits at most so long for the first."""
+        ...
