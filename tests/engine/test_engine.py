@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from late import LANDINGS, LateVerifier
 from toy import VOCAB_SIZE, HashRunner, WordTokenizer, next_of
 
 from starspec.config import BatchingConfig, TargetConfig
@@ -22,6 +23,7 @@ from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import DraftTree
 from starspec.stats import TargetStats
 from starspec.windows.local import LocalVerifier
+from starspec.windows.verifier import Verifier
 from starspec.wire.messages import EngineOutput, RequestSpec
 
 
@@ -48,6 +50,23 @@ class OracleDrafts(NoDrafts):
         return DraftTree(tuple(token_ids), tuple(parents))
 
 
+class Landing:
+    """When verdicts land in the test that runs."""
+
+    late: tuple[int, int] | None = None
+
+
+@pytest.fixture(scope="module", autouse=True, params=LANDINGS, ids=str)
+def landing(request: pytest.FixtureRequest) -> None:
+    """Nearly all tests of this file hold however late verdicts land."""
+    Landing.late = request.param
+
+
+def verifier_of(runner: HashRunner) -> Verifier:
+    local = LocalVerifier(runner)
+    return local if Landing.late is None else LateVerifier(local, *Landing.late)
+
+
 DRAFTS = {
     "none": NoDrafts,
     "true": OracleDrafts,
@@ -62,7 +81,7 @@ every_draft = pytest.mark.parametrize("drafts", DRAFTS)
 def engine_of(drafts: str, runner: HashRunner | None = None, **config: int) -> TargetEngine:
     settings_ = TargetConfig(prefill_chunk=5, **config)  # type: ignore[arg-type]
     return TargetEngine(
-        LocalVerifier(runner or HashRunner()), WordTokenizer(), DRAFTS[drafts](), settings_, TargetStats()
+        verifier_of(runner or HashRunner()), WordTokenizer(), DRAFTS[drafts](), settings_, TargetStats()
     )
 
 
@@ -245,7 +264,7 @@ def test_a_draft_that_hits_eos_early_ends_nothing() -> None:
     end_token_id = next(each for each in range(VOCAB_SIZE) if each not in expected)
     settings_ = TargetConfig(prefill_chunk=5)
     engine = TargetEngine(
-        LocalVerifier(HashRunner()), WordTokenizer(), EndingDrafts(end_token_id), settings_, TargetStats()
+        verifier_of(HashRunner()), WordTokenizer(), EndingDrafts(end_token_id), settings_, TargetStats()
     )
     tokens, text, last = answer(engine, spec_of(PROMPT, 12, end_token_ids=(end_token_id,)))
     assert (tokens, text, last.finish_reason) == (expected, WordTokenizer().decode(expected), "length")
@@ -341,15 +360,20 @@ def test_a_prompt_that_cannot_be_read_ends_its_own_request_alone() -> None:
     runner = FailsOnce(num_rows=2)
     engine = engine_of("none", runner)
     engine.submit(RequestId("a"), spec_of([1, 2, 3]))
-    engine.step()
+    got = [token for each in engine.step().values() for token in each.token_ids]
     runner.bad_num_tokens = 4  # but for its last token, which the first round forwards
     engine.submit(RequestId("b"), spec_of([1, 2, 3, 4, 5]))
+
+    def step_on() -> None:
+        for _ in range(9):  # a step may have to wait for a landing
+            got.extend(token for each in engine.step().values() for token in each.token_ids)
+
     with pytest.raises(RuntimeError):
-        engine.step()
+        step_on()
     assert [each.request_id for each in engine.fail_step("internal error").values()] == ["b"]
     engine.check_integrity()
     (parts,) = finish(engine).values()
-    assert [token for part in parts for token in part.token_ids] == plain([1, 2, 3], 12)
+    assert [*got, *(token for part in parts for token in part.token_ids)] == plain([1, 2, 3], 12)
 
 
 def test_a_round_that_fails_ends_those_that_were_in_it() -> None:
@@ -357,7 +381,7 @@ def test_a_round_that_fails_ends_those_that_were_in_it() -> None:
     runner = FailsOnce(num_rows=4)
     batching = BatchingConfig(method="exspec", window=4)
     config = TargetConfig(max_num_seqs=2, batching=batching, prefill_chunk=5)
-    engine = TargetEngine(LocalVerifier(runner), WordTokenizer(), OracleDrafts(2), config, TargetStats())
+    engine = TargetEngine(verifier_of(runner), WordTokenizer(), OracleDrafts(2), config, TargetStats())
     for name in "abcd":
         engine.submit(RequestId(name), spec_of([ord(name) % 60], 30))
     while len(engine.step()) < 2:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from late import LANDINGS
 from structlog.testing import capture_logs
 from toy import VOCAB_SIZE, WordTokenizer
 from toy_hub import DRAFT_S, FULL_S, MOODS, STEP_S, SlowRunner, Star, ToyHub
@@ -517,10 +518,10 @@ def test_a_hub_that_lies_about_probabilities_cannot_break_a_target_that_believes
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**9), st.booleans())
-def test_no_interleaving_of_faults_changes_a_token(seed: int, fallback: bool) -> None:
+@given(st.integers(0, 10**9), st.booleans(), st.sampled_from(LANDINGS))
+def test_no_interleaving_of_faults_changes_a_token(seed: int, fallback: bool, late: tuple[int, int] | None) -> None:
     chance = random.Random(seed)
-    star = Star(fallback)
+    star = Star(fallback, late=late)
     for step in range(80):
         if step % 9 == 0:
             prompt = [chance.randrange(VOCAB_SIZE) for _ in range(chance.randrange(1, 13))]

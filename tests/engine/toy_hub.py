@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from late import LateVerifier
 from toy import VOCAB_SIZE, HashRunner, WordTokenizer, next_of
 
 from starspec.config import TargetConfig
@@ -18,6 +19,7 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import TargetStats
 from starspec.windows.local import LocalVerifier
+from starspec.windows.verifier import Verifier
 from starspec.wire.messages import (
     Close,
     HubToTarget,
@@ -201,7 +203,14 @@ class Star:
 
     deadline_s: float | None = None
 
-    def __init__(self, fallback: bool = False, policy: LengthPolicy = CHAINS_OF_FOUR) -> None:
+    def __init__(
+        self,
+        fallback: bool = False,
+        policy: LengthPolicy = CHAINS_OF_FOUR,
+        late: tuple[int, int] | None = None,
+    ) -> None:
+        """Args: late: of a LateVerifier: polls, and depth; None = verdicts land at once."""
+        self.late = late
         self.clock = VirtualClock()
         self.hub = self.make_hub()
         self.stats = TargetStats()
@@ -215,7 +224,7 @@ class Star:
             deadline_s=self.deadline_s,
         )
         self.engine = TargetEngine(
-            LocalVerifier(self.make_runner()),
+            self.make_verifier(),
             WordTokenizer(),
             self.drafts,
             TargetConfig(prefill_chunk=5),
@@ -228,6 +237,10 @@ class Star:
 
     def make_hub(self) -> ToyHub:
         return ToyHub(self.clock)
+
+    def make_verifier(self) -> Verifier:
+        local = LocalVerifier(self.make_runner())
+        return local if self.late is None else LateVerifier(local, *self.late)
 
     def make_runner(self) -> HashRunner:
         return SlowRunner(self.clock)

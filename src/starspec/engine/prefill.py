@@ -21,6 +21,7 @@ class LaunchedChunk:
     sequence: TargetSequence
     start: int  # position of its first token
     num_tokens: int
+    feature_layers: tuple[int, ...]
     started_s: float
 
     @property
@@ -51,8 +52,9 @@ class Prefiller:
             return None
         started_s = self.clock()
         segment = Segment(sequence.row, chunk, num_logits=0)
-        ticket = self.verifier.launch([Window(segment, None)], self.drafts.feature_layers)
-        return LaunchedChunk(ticket, sequence, start, len(chunk), started_s)
+        layers = self.drafts.feature_layers
+        ticket = self.verifier.launch([Window(segment, None)], layers)
+        return LaunchedChunk(ticket, sequence, start, len(chunk), layers, started_s)
 
     def finish(self, launched: LaunchedChunk, landed: Landed) -> None:
         """Commit a chunk, unless its sequence has ended meanwhile."""
@@ -60,7 +62,8 @@ class Prefiller:
         if sequence.row is None:
             return
         self.verifier.cache.append(sequence.row, launched.num_tokens)
-        if landed.features is not None:
+        are_wanted = launched.feature_layers == self.drafts.feature_layers  # another hub may have been found meanwhile
+        if landed.features is not None and are_wanted:
             self.drafts.add_prompt_features(sequence, launched.start, landed.features)
         if self.trace is not None:
             self.trace.slice("verify", "prefill", launched.started_s, self.clock(), num_tokens=launched.num_tokens)

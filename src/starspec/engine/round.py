@@ -26,6 +26,7 @@ class LaunchedRound:
     ticket: Ticket
     batch: Sequence[TargetSequence]
     trees: Sequence[DraftTree]
+    feature_layers: tuple[int, ...]
     wanted: Sequence[str]  # what each sequence's draft was to be: for traces
     started_s: float
     collected_s: float
@@ -53,8 +54,9 @@ class RoundRunner:
         collected_s, moved_s = self.clock(), self.stats.batch.moved_s
         wanted = [each.length_choice for each in batch]
         windows = [_window(each, tree) for each, tree in zip(batch, trees, strict=True)]
-        ticket = self.verifier.launch(windows, self.drafts.feature_layers)
-        return LaunchedRound(ticket, batch, trees, wanted, started_s, collected_s, moved_s)
+        layers = self.drafts.feature_layers
+        ticket = self.verifier.launch(windows, layers)
+        return LaunchedRound(ticket, batch, trees, layers, wanted, started_s, collected_s, moved_s)
 
     def finish(self, launched: LaunchedRound, landed: Landed) -> list[tuple[TargetSequence, EngineOutput]]:
         """Commit what landed. Every sequence that has not ended meanwhile gains at least one token, or ends.
@@ -65,6 +67,9 @@ class RoundRunner:
         held = [each for each in told if each[0].row is not None]
         batch = [sequence for sequence, _, _ in held]
         round_outputs = [self._commit(*each) for each in held]
+        if launched.feature_layers != self.drafts.feature_layers:  # another hub was found meanwhile
+            for added in round_outputs:
+                added.drop_features()
         verified_s = self.clock()
         self.drafts.report(batch, round_outputs)
         reported_s = self.clock()

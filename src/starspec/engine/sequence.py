@@ -56,6 +56,10 @@ class RoundOutput:
         if verdict.features is not None:
             self.features = verdict.features[: len(self.token_ids)]
 
+    def drop_features(self) -> None:
+        """Nobody wants them any more."""
+        self.features = None
+
 
 class TargetSequence:
     """A request from its arrival to its last token.
