@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from starspec.engine.drafts import Drafts
 from starspec.engine.sequence import TargetSequence
@@ -13,8 +14,7 @@ from starspec.windows.verifier import Landed, Ticket, Verifier
 from starspec.windows.window import Window
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedChunk:
+class LaunchedChunk(NamedTuple):
     """A chunk in flight."""
 
     ticket: Ticket

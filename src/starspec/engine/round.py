@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from starspec.engine.drafts import Drafts
 from starspec.engine.sequence import RoundOutput, TargetSequence
@@ -19,8 +20,7 @@ from starspec.windows.window import Judge, Verdict, Window
 from starspec.wire.messages import EngineOutput, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedRound:
+class LaunchedRound(NamedTuple):
     """A round in flight."""
 
     ticket: Ticket
@@ -52,7 +52,7 @@ class RoundRunner:
         started_s = self.clock()
         trees = self.drafts.collect(batch)  # an empty tree for each sequence without a proposal in time
         collected_s, moved_s = self.clock(), self.stats.batch.moved_s
-        wanted = [each.length_choice for each in batch]
+        wanted = [each.length_choice for each in batch] if self.trace is not None else []
         windows = [_window(each, tree) for each, tree in zip(batch, trees, strict=True)]
         layers = self.drafts.feature_layers
         ticket = self.verifier.launch(windows, layers)
@@ -63,10 +63,11 @@ class RoundRunner:
 
         Effects: changes the sequences, their cache rows and the statistics; sends verdicts to the hub.
         """
-        told = zip(launched.batch, launched.trees, landed.verdicts, strict=True)
-        held = [each for each in told if each[0].row is not None]
-        batch = [sequence for sequence, _, _ in held]
-        round_outputs = [self._commit(*each) for each in held]
+        batch, round_outputs = [], []
+        for sequence, tree, verdict in zip(launched.batch, launched.trees, landed.verdicts, strict=True):
+            if sequence.row is not None:
+                batch.append(sequence)
+                round_outputs.append(self._commit(sequence, tree, verdict))
         if launched.feature_layers != self.drafts.feature_layers:  # another hub was found meanwhile
             for added in round_outputs:
                 added.drop_features()
@@ -88,7 +89,8 @@ class RoundRunner:
         added.note_draft(max(tree.depths, default=0), num_drafted, verdict)
         assert sequence.row is not None
         self.verifier.cache.commit(sequence.row, result.rows[: len(added.token_ids)])
-        num_emitted, num_relaxed = len(added.token_ids), len(result.cut(len(added.token_ids)).relaxed)
+        num_emitted = len(added.token_ids)
+        num_relaxed = sum(index < num_emitted for index in result.relaxed)
         sequence.count_round(num_drafted, added.num_accepted, num_emitted, num_relaxed, self.clock())
         self.stats.acceptance.add_round(num_drafted, added.num_accepted, num_emitted, num_relaxed)
         return added

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from starspec.ids import RequestKey
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One sequence, as a scheduler sees it."""
 
     key: RequestKey
@@ -94,10 +93,11 @@ def first_prefill(snapshot: ScheduleSnapshot, admit: tuple[RequestKey, ...]) -> 
 
 def next_group(snapshot: ScheduleSnapshot) -> tuple[RequestKey, ...]:
     """The sequences of the next round: so many that `depth` rounds have all of them, those that wait longest first."""
-    if snapshot.depth == 1:
-        return keys_of(ready(snapshot.running))
-    size = math.ceil(len(snapshot.running) / snapshot.depth)
-    return keys_of(tuple(sorted(ready(snapshot.running), key=lambda each: -each.num_passed_over)[:size]))
+    candidates = ready(snapshot.running)
+    if snapshot.depth > 1:
+        size = math.ceil(len(snapshot.running) / snapshot.depth)
+        candidates = tuple(sorted(candidates, key=lambda each: -each.num_passed_over)[:size])
+    return keys_of(candidates)
 
 
 def ready(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
@@ -113,5 +113,5 @@ def passed_over(snapshot: ScheduleSnapshot, plan: StepPlan) -> tuple[list[Reques
     waiting = keys_of(snapshot.waiting)
     num_before_last = max((index for index, each in enumerate(waiting) if each in admitted), default=0)
     overtaken = [each for each in waiting[:num_before_last] if each not in admitted]
-    left_out = [each for each in keys_of(ready(snapshot.running)) if each not in decoded] if plan.decode else []
+    left_out = [each.key for each in ready(snapshot.running) if each.key not in decoded] if plan.decode else []
     return overtaken, left_out

@@ -11,7 +11,7 @@ from starspec.sampling.logprobs import TopLogprobs, top_logprobs
 from starspec.speculation.signals import path_divergences
 from starspec.speculation.verify import VerifyResult, verify_trees
 from starspec.windows.batching import roll_back
-from starspec.windows.window import Law, Verdict, Window
+from starspec.windows.window import Verdict, Window
 
 Judging = Callable[[Sequence[Window], ForwardOutput, bool], list[Verdict]]
 """`judge`, or what does the same."""
@@ -39,21 +39,18 @@ def judge(windows: Sequence[Window], output: ForwardOutput, commits_evenly: bool
     verdicts, first_row = [], 0
     for each, result in zip(judges, results, strict=True):
         rows = slice(first_row, first_row + each.tree.num_draft_tokens + 1)
-        first_row, logits = rows.stop, output.logits[rows]
-        verdicts.append(
-            Verdict(
-                result,
-                _logprobs(each.law, result, logits),
-                path_divergences(each.tree, result, logits),
-                None if output.features is None else output.features[rows][list(result.rows)],
-            )
-        )
+        first_row = rows.stop
+        logprobs, divergences = list[TopLogprobs](), tuple[float, ...]()
+        if each.law.num_logprobs is not None:
+            logprobs = _logprobs(result, output.logits[rows], each.law.num_logprobs)
+        if each.tree.tops:
+            divergences = path_divergences(each.tree, result, output.logits[rows])
+        features = None if output.features is None else output.features[rows][list(result.rows)]
+        verdicts.append(Verdict(result, logprobs, divergences, features))
     return verdicts
 
 
-def _logprobs(law: Law, result: VerifyResult, logits: Tensor) -> list[TopLogprobs]:
-    """The target's log-probabilities of the result's tokens, if the request asks for them."""
-    if law.num_logprobs is None:
-        return []
+def _logprobs(result: VerifyResult, logits: Tensor, num_top: int) -> list[TopLogprobs]:
+    """The target's log-probabilities of the result's tokens."""
     pairs = zip(result.rows, result.token_ids, strict=True)
-    return [top_logprobs(logits[row], token_id, law.num_logprobs) for row, token_id in pairs]
+    return [top_logprobs(logits[row], token_id, num_top) for row, token_id in pairs]

@@ -41,8 +41,7 @@ class Window(NamedTuple):
     judge: Judge | None  # None: a chunk of a prompt, about which nothing is decided
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The target's answer to one judge."""
 
     result: VerifyResult
