@@ -8,6 +8,15 @@ Tag = NewType("Tag", int)
 Epoch = NewType("Epoch", int)
 """The number of messages that the target has sent about a tag. Every message of the tag carries it; it only grows."""
 
+PipeEpoch = NewType("PipeEpoch", int)
+"""One life of a pipe of stages, from the moment they are attached. It only grows, and every frame carries it."""
+
+RowLease = NewType("RowLease", int)
+"""One occupant of a cache row of a pipe. Never used again in the same pipe epoch."""
+
+RowEpoch = NewType("RowEpoch", int)
+"""How often tokens of a row's occupant were taken back after windows had been launched that stand on them."""
+
 TargetId = NewType("TargetId", str)
 """The name of a target, chosen by its operator and shown in metrics, tables and traces."""
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from starspec.config import MAX_TOP_K
 from starspec.errors import LocalProtocolError, PeerProtocolError
-from starspec.ids import Epoch, LinkId, RequestId, Tag, TargetId
+from starspec.ids import Epoch, LinkId, PipeEpoch, RequestId, RowEpoch, RowLease, Tag, TargetId
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import MAX_SUPPORT, DraftTree, Drawing, DrawnCandidates
 from starspec.stats import AcceptanceStats, HubStats, RequestStats, TargetStats
@@ -20,11 +20,17 @@ from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
     Ask,
+    Attach,
+    Attached,
+    Beat,
     Close,
+    CoordinatorToStage,
+    Detach,
     Drawn,
     EngineOutput,
     Fault,
     Features,
+    Gap,
     GatewayToTarget,
     Goodbye,
     HandshakeMessage,
@@ -32,8 +38,12 @@ from starspec.wire.messages import (
     HubPublicReply,
     HubStatus,
     HubToTarget,
+    JudgeOf,
+    Judges,
+    Landing,
     Message,
     Open,
+    Outdated,
     Ping,
     Pong,
     Proposal,
@@ -41,17 +51,27 @@ from starspec.wire.messages import (
     Rejected,
     Reopen,
     RequestSpec,
+    Retract,
+    RowChange,
+    RowLaw,
+    StageToCoordinator,
+    StageToStage,
     Submit,
     TargetStatus,
     TargetToGateway,
     TargetToHub,
     TokenLogprob,
     Top,
+    Traversal,
     Verdict,
+    VerdictOf,
     Welcome,
+    WindowHead,
 )
 
 SAMPLING = SamplingSpec(temperature=0.7, top_p=0.9, logit_bias={5: -1.5}, seed=2**62, end_token_ids=(2, 3))
+HEAD = WindowHead(0, RowLease(1), RowEpoch(0), 4, 3, 3, (0, 2), (-1, 0, 0), [5, 6, 7])
+LAW = RowLaw(SAMPLING, None, 2, 1, [1, 2])
 STATS = TargetStats(acceptance=AcceptanceStats(num_drafts=3, num_accepted_tokens_per_pos=[3, 1]), num_rounds=4)
 EVERY_MESSAGE: list[tuple[object, Message]] = [
     (HandshakeMessage, Hello(PROTOCOL_VERSION, TargetId("t"), 100, "f")),
@@ -72,6 +92,16 @@ EVERY_MESSAGE: list[tuple[object, Message]] = [
     (HubToTarget, Reopen(Tag(1), Epoch(1))),
     (HubToTarget, Pong(7)),
     (HubToTarget, Fault("no")),
+    (CoordinatorToStage, Attach(PROTOCOL_VERSION, TargetId("t"), PipeEpoch(1), 10.0)),
+    (CoordinatorToStage, Beat(PipeEpoch(1))),
+    (CoordinatorToStage, Retract(PipeEpoch(1), 2, RowLease(3), RowEpoch(1))),
+    (CoordinatorToStage, Detach(PipeEpoch(1))),
+    (StageToStage, Traversal(PipeEpoch(1), 1, [RowChange("lease", 0, RowLease(1))], [HEAD], 0.5)),
+    (StageToStage, Judges([JudgeOf(0, 3, [5, 6, 7], [-1, -1], law=LAW)])),
+    (StageToCoordinator, Attached(PipeEpoch(1), 0, 2, 4, "f", 8, 100)),
+    (StageToCoordinator, Outdated(PipeEpoch(4))),
+    (StageToCoordinator, Gap(PipeEpoch(1), 3, "no")),
+    (StageToCoordinator, Landing(PipeEpoch(1), 3, [VerdictOf([6, 9], (0,), (0,), [(-0.5, [(6, -0.5)])] * 2, (0.25,))])),
     (GatewayToTarget, Submit(RequestId("r"), RequestSpec([1], SAMPLING, stop=("a",), logprobs=2))),
     (GatewayToTarget, Abort(RequestId("r"))),
     (
@@ -81,7 +111,17 @@ EVERY_MESSAGE: list[tuple[object, Message]] = [
     (TargetToGateway, Rejected(RequestId("r"), "no", "n")),
     (TargetToGateway, TargetStatus(TargetId("t"), "m", 10, 1, 2, 3, 4, True, STATS)),
 ]
-ALL_DIRECTIONS = (HandshakeMessage, HubPublicReply, TargetToHub, HubToTarget, GatewayToTarget, TargetToGateway)
+ALL_DIRECTIONS = (
+    HandshakeMessage,
+    HubPublicReply,
+    TargetToHub,
+    HubToTarget,
+    GatewayToTarget,
+    TargetToGateway,
+    CoordinatorToStage,
+    StageToCoordinator,
+    StageToStage,
+)
 
 
 @pytest.mark.parametrize(("union", "message"), EVERY_MESSAGE, ids=lambda each: type(each).__name__)

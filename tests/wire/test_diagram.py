@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from starspec.wire.diagram import link_diagram, message_tables, render, tag_diagram
+from starspec.wire.diagram import link_diagram, message_tables, render, row_diagram, stage_diagram, tag_diagram
 from starspec.wire.link import LINK_TRANSITIONS
 from starspec.wire.messages import Message
 from starspec.wire.session import TRANSITIONS
+from starspec.wire.stage_session import ROW_TRANSITIONS, STAGE_TRANSITIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 
 def test_the_committed_page_is_up_to_date() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert text.count("<!-- generated:") == 3
+    assert text.count("<!-- generated:") == 5
     assert text == render(text), "run: python -m starspec.wire.diagram docs/protocol.md"
 
 
@@ -42,15 +43,17 @@ def test_every_value_within_a_message_is_described() -> None:
 
 
 def test_every_transition_is_drawn() -> None:
-    link, tag = link_diagram(), tag_diagram()
+    link = link_diagram()
     for state, row in LINK_TRANSITIONS.items():
         for message, following in row.items():
             [line] = [each for each in link.splitlines() if f" {state} --> {following}:" in each]
             assert message.__name__ in line
-    for state, row in TRANSITIONS.items():
-        for event, following in row.items():
-            [line] = [each for each in tag.splitlines() if f" {state} --> {following}:" in each]
-            assert str(event) in line
+    tables = ((TRANSITIONS, tag_diagram), (STAGE_TRANSITIONS, stage_diagram), (ROW_TRANSITIONS, row_diagram))
+    for table, diagram in tables:
+        for state, row in table.items():
+            for event, following in row.items():
+                [line] = [each for each in diagram().splitlines() if f" {state} --> {following}:" in each]
+                assert str(event) in line
 
 
 def test_every_message_and_field_is_described_with_its_meaning() -> None:

@@ -18,20 +18,26 @@ from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import MAX_STATED, MAX_SUPPORT
 from starspec.wire.messages import (
     Fault,
+    Gap,
     Goodbye,
     HubStatus,
+    JudgeOf,
+    Judges,
+    Landing,
     LongOpen,
     Message,
     Open,
     Proposal,
     Refused,
     Rejected,
+    Traversal,
     Verdict,
     Welcome,
 )
 from starspec.wire.messages.base import Count, EpochNumber, TagNumber
 
 MAX_FRAME_BYTES: Final = 1024 * 1024  # an Open of 128k token ids is 640 KiB at most
+MAX_TRAVERSAL_BYTES: Final = 16 * MAX_FRAME_BYTES  # laws of requests that begin together may list whole prompts
 MAX_PUBLIC_FRAME_BYTES: Final = 4096  # on the hub's public port, from a peer that is not known yet
 SHORT_FRAME_BYTES: Final = 4096  # an answer without draft tokens: its longest part is the reason of a Fault
 NODE_BYTES: Final = 10  # of a proposal: a token id and a parent
@@ -46,13 +52,13 @@ T = TypeVar("T", bound=Message)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
     """Encode a message as one frame. Raises: LocalProtocolError if the frame is larger than a peer accepts."""
     frame = _encoder.encode(message)
-    if len(frame) > MAX_FRAME_BYTES:
+    if len(frame) > max_frame_bytes:
         name = type(message).__name__
         raise LocalProtocolError(
-            f"{name} of {len(frame)} bytes is larger than the {MAX_FRAME_BYTES} that a peer accepts"
+            f"{name} of {len(frame)} bytes is larger than the {max_frame_bytes} that a peer accepts"
         )
     return frame
 
@@ -156,8 +162,29 @@ class Decoder(Generic[T]):
                 if prompt_len > len(token_ids):
                     raise ValueError(f"prompt of {prompt_len} tokens in {len(token_ids)} committed ones")
                 self._check_vocabulary(token_ids)
-            case Fault() | Goodbye() | Refused() | Rejected() | Welcome() | HubStatus():
+            case Traversal() | Judges() | Landing():
+                self._check_stage_message(message)
+            case Fault() | Gap() | Goodbye() | Refused() | Rejected() | Welcome() | HubStatus():
                 _make_readable(message)
+
+    def _check_stage_message(self, message: Traversal | Judges | Landing) -> None:
+        match message:
+            case Traversal(windows=windows):
+                for window in windows:
+                    self._check_vocabulary(window.token_ids)
+            case Judges(judges=judges):
+                for judge in judges:
+                    self._check_judge(judge)
+            case Landing(verdicts=verdicts):
+                for verdict in verdicts:
+                    self._check_vocabulary(verdict.token_ids)
+
+    def _check_judge(self, judge: JudgeOf) -> None:
+        self._check_vocabulary(judge.token_ids)
+        for stated in (*(judge.drawn or ()), *(judge.tops or ())):
+            self._check_vocabulary(stated.token_ids)
+        if judge.law is not None:
+            self._check_vocabulary(judge.law.token_ids)
 
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
         if self._vocab_size is not None and token_ids and max(token_ids) >= self._vocab_size:
@@ -199,7 +226,7 @@ def _array_len(head: bytes) -> int:
             return first & 0x0F if first & 0xF0 == 0x90 else 0
 
 
-def _make_readable(message: Fault | Goodbye | Refused | Rejected | Welcome | HubStatus) -> None:
+def _make_readable(message: Fault | Gap | Goodbye | Refused | Rejected | Welcome | HubStatus) -> None:
     """Texts of a peer end in logs, in errors and on terminals."""
     match message:
         case Rejected():

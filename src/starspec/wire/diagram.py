@@ -20,9 +20,11 @@ from msgspec import inspect as shapes
 
 from starspec import stats
 from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.acceptance import KeyThresholds, Relaxation
 from starspec.wire import messages
 from starspec.wire.link import LINK_TRANSITIONS, LinkState
 from starspec.wire.session import TRANSITIONS, TagState
+from starspec.wire.stage_session import ROW_TRANSITIONS, STAGE_TRANSITIONS, RowState, StageState
 
 PAGE_COLUMNS: Final = 120
 
@@ -33,6 +35,9 @@ DIRECTIONS: Final[dict[str, Any]] = {
     "Hub to target, on the target's own port": messages.HubToTarget,
     "Gateway to target": messages.GatewayToTarget,
     "Target to gateway": messages.TargetToGateway,
+    "Coordinator of stages to each stage": messages.CoordinatorToStage,
+    "Coordinator to the first stage, and each stage to the next": messages.StageToStage,
+    "Stage to its coordinator": messages.StageToCoordinator,
 }
 INSIDE: Final = (  # types of fields of messages
     SamplingSpec,
@@ -41,6 +46,13 @@ INSIDE: Final = (  # types of fields of messages
     messages.Top,
     messages.RequestSpec,
     messages.TokenLogprob,
+    messages.RowChange,
+    messages.WindowHead,
+    messages.JudgeOf,
+    messages.RowLaw,
+    Relaxation,
+    KeyThresholds,
+    messages.VerdictOf,
     stats.HubStats,
     stats.HubTargetStats,
     stats.TargetStats,
@@ -68,9 +80,17 @@ def link_diagram() -> str:
 
 def tag_diagram() -> str:
     """One tag as a Mermaid diagram."""
-    return _mermaid(
-        TagState.ABSENT, [(state, to, str(event)) for state, row in TRANSITIONS.items() for event, to in row.items()]
-    )
+    return _mermaid(TagState.ABSENT, _edges(TRANSITIONS))
+
+
+def stage_diagram() -> str:
+    """One stage as a Mermaid diagram."""
+    return _mermaid(StageState.DETACHED, _edges(STAGE_TRANSITIONS))
+
+
+def row_diagram() -> str:
+    """One row of a stage as a Mermaid diagram."""
+    return _mermaid(RowState.FREE, _edges(ROW_TRANSITIONS))
 
 
 def message_tables() -> str:
@@ -86,6 +106,8 @@ def message_tables() -> str:
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "link_diagram": link_diagram,
     "tag_diagram": tag_diagram,
+    "stage_diagram": stage_diagram,
+    "row_diagram": row_diagram,
     "message_tables": message_tables,
 }
 
@@ -93,6 +115,11 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
 def render(text: str) -> str:
     """Regenerate every generated part of `text`. Raises: KeyError for a marker of an unknown part."""
     return _MARKED.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[3]}", text)
+
+
+def _edges(table: Mapping[Any, Mapping[Any, Any]]) -> list[Edge]:
+    """The arrows of a transition table."""
+    return [(state, to, str(event)) for state, row in table.items() for event, to in row.items()]
 
 
 def _mermaid(start: StrEnum, edges: Iterable[Edge]) -> str:

@@ -1,7 +1,7 @@
 """Every message between processes, one file for each link.
 
-`draft_link.py`: between a target and its hub. `serving_link.py`: between a gateway and a target. `status.py`: what a
-hub or a target reports when it is asked.
+`draft_link.py`: between a target and its hub. `serving_link.py`: between a gateway and a target. `stage_link.py`:
+between the stages of a target. `status.py`: what a hub or a target reports when it is asked.
 
 A decoder ignores unknown fields, so a minor version may add fields. A change of meaning needs another
 `PROTOCOL_VERSION`. `Hello`, `Ask` and `Refused`, which detect other versions, mean the same in all versions.
@@ -28,6 +28,23 @@ from starspec.wire.messages.draft_link import (
     Welcome,
 )
 from starspec.wire.messages.serving_link import Abort, EngineOutput, Rejected, RequestSpec, Submit, TokenLogprob
+from starspec.wire.messages.stage_link import (
+    Attach,
+    Attached,
+    Beat,
+    Detach,
+    Gap,
+    JudgeOf,
+    Judges,
+    Landing,
+    Outdated,
+    Retract,
+    RowChange,
+    RowLaw,
+    Traversal,
+    VerdictOf,
+    WindowHead,
+)
 from starspec.wire.messages.status import Ask, HubStatus, TargetStatus
 
 HandshakeMessage = Hello | Ask
@@ -35,17 +52,26 @@ TargetToHub = Open | Features | Verdict | Close | Ping | Goodbye | Fault
 HubToTarget = Proposal | Reopen | Pong | Goodbye | Fault
 HubPublicReply = Welcome | Refused | HubStatus | Fault
 GatewayToTarget = Submit | Abort | Ask
+CoordinatorToStage = Attach | Beat | Retract | Detach
+StageToCoordinator = Attached | Outdated | Refused | Gap | Landing
+StageToStage = Traversal | Judges
 TargetToGateway = EngineOutput | Rejected | TargetStatus | Refused
 
 __all__ = [
     "PROTOCOL_VERSION",
     "Abort",
     "Ask",
+    "Attach",
+    "Attached",
+    "Beat",
     "Close",
+    "CoordinatorToStage",
+    "Detach",
     "Drawn",
     "EngineOutput",
     "Fault",
     "Features",
+    "Gap",
     "GatewayToTarget",
     "Goodbye",
     "HandshakeMessage",
@@ -53,9 +79,13 @@ __all__ = [
     "HubPublicReply",
     "HubStatus",
     "HubToTarget",
+    "JudgeOf",
+    "Judges",
+    "Landing",
     "LongOpen",
     "Message",
     "Open",
+    "Outdated",
     "Ping",
     "Pong",
     "Proposal",
@@ -63,13 +93,21 @@ __all__ = [
     "Rejected",
     "Reopen",
     "RequestSpec",
+    "Retract",
+    "RowChange",
+    "RowLaw",
+    "StageToCoordinator",
+    "StageToStage",
     "Submit",
     "TargetStatus",
     "TargetToGateway",
     "TargetToHub",
     "TokenLogprob",
     "Top",
+    "Traversal",
     "TreeShape",
     "Verdict",
+    "VerdictOf",
     "Welcome",
+    "WindowHead",
 ]

@@ -1,0 +1,254 @@
+"""Between the stages of one target, and between them and their coordinator, which is the target.
+
+The coordinator attaches each stage, first `Attach -> Attached | Outdated | Refused`. Then it sends traversals to the
+first stage only. Each stage sends what it computed to the next one, and the last stage answers with a `Landing`.
+
+A traversal is three frames: `Traversal`, which each stage reads; `Judges`, which only the last one reads; the hidden
+states, [sum of `num_tokens` of the windows that are not dropped, C] in the model's dtype, little-endian; the first
+stage gets none.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from starspec.config import MAX_DRAFT_TOKENS
+from starspec.ids import PipeEpoch, RowEpoch, RowLease
+from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.acceptance import Relaxation
+from starspec.speculation.tree import ROOT, DraftTree, TopTokens
+from starspec.wire.messages.base import Count, LeaseSeconds, Message, Name, Seconds, TargetName, TokenIdList
+from starspec.wire.messages.draft_link import Drawn, Top
+
+MAX_WINDOWS = 4096  # of a traversal
+MAX_WINDOW_TOKENS = 2**20
+PipeEpochNumber = Annotated[PipeEpoch, Meta(ge=1, lt=2**53)]
+LeaseNumber = Annotated[RowLease, Meta(ge=1, lt=2**53)]
+RowEpochNumber = Annotated[RowEpoch, Meta(ge=0, lt=2**53)]
+FrameNumber = Annotated[int, Meta(ge=1, lt=2**53)]
+TokenCount = Annotated[int, Meta(ge=1, le=MAX_WINDOW_TOKENS)]
+NodeIndex = Annotated[int, Meta(ge=0, lt=MAX_DRAFT_TOKENS)]
+LogProb = Annotated[float, Meta(le=1e-6)]
+
+
+# ---------------------------------------------------------------- control
+
+
+class Attach(Message, frozen=True):
+    """coordinator -> stage: you belong to my pipe from now on; free all rows."""
+
+    protocol_version: int
+    target_id: TargetName
+    pipe_epoch: PipeEpochNumber  # higher than all that the stage has known
+    lease_s: LeaseSeconds  # a coordinator that is silent for longer loses the stage
+
+
+class Attached(Message, frozen=True):
+    """stage -> coordinator: what the stage is; all its rows are free."""
+
+    pipe_epoch: PipeEpochNumber
+    start: Count  # first layer
+    end: Count  # the layer behind the last
+    num_layers: Count  # of the model
+    fingerprint: Name  # of the model's config and weights
+    num_rows: Annotated[int, Meta(ge=1, le=2**20)]
+    max_len: Count  # positions of a row
+    num_cache_bytes: Annotated[int, Meta(ge=0, lt=2**53)] = 0  # of all rows
+
+
+class Outdated(Message, frozen=True):
+    """stage -> coordinator: your `Attach` is not newer than one before; send it with a higher epoch."""
+
+    pipe_epoch: PipeEpochNumber  # the highest that the stage has known
+
+
+class Beat(Message, frozen=True):
+    """coordinator -> stage: keep-alive of the stage's lease."""
+
+    pipe_epoch: PipeEpochNumber
+
+
+class Retract(Message, frozen=True):
+    """coordinator -> stage: windows of this row that are older stand on refused tokens. A hint: it saves computing."""
+
+    pipe_epoch: PipeEpochNumber
+    row: Count
+    lease: LeaseNumber
+    epoch: RowEpochNumber  # of the row; windows of earlier epochs may be dropped
+
+
+class Detach(Message, frozen=True):
+    """coordinator -> stage: the pipe ends; free all rows."""
+
+    pipe_epoch: PipeEpochNumber
+
+
+class Gap(Message, frozen=True):
+    """stage -> coordinator: a traversal was missing or broke the protocol; nothing more lands in this pipe epoch."""
+
+    pipe_epoch: PipeEpochNumber
+    number: FrameNumber  # of the traversal that the stage expects
+    reason: str
+
+
+# ---------------------------------------------------------------- traversals
+
+
+class RowChange(msgspec.Struct, frozen=True, array_like=True):
+    """A row is leased or freed, before the windows of the same traversal."""
+
+    kind: Literal["lease", "free"]
+    row: Count
+    lease: LeaseNumber  # names one occupant of the row; higher than all before
+
+
+class WindowHead(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What every stage must know of one window. The row is told as it must be, never as a difference."""
+
+    row: Count
+    lease: LeaseNumber
+    epoch: RowEpochNumber  # raised whenever tokens are taken back on which windows stood
+    base: Count  # positions of the row that are committed, before those of `path`
+    num_tokens: TokenCount
+    num_logits: Count  # how many last tokens need logits: the same at each stage, as it decides how tokens are computed
+    path: tuple[Count, ...] = ()  # tokens of the window before that lie at `base` and are committed behind it
+    parents: tuple[int, ...] | None = (
+        None  # parent of each token, an earlier one; -1 = the committed ones; nil = a chain
+    )
+    token_ids: TokenIdList = []  # the first stage gets them, no other does
+    is_dropped: bool = False  # a stage dropped it; the others do too
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError if the fields do not fit together."""
+        if self.num_logits > self.num_tokens or len(self.token_ids) not in (0, self.num_tokens):
+            raise ValueError(f"{len(self.token_ids)} token ids, {self.num_logits} logits of {self.num_tokens} tokens")
+        if any(later <= earlier for earlier, later in pairwise(self.path)):
+            raise ValueError("a path is not strictly increasing")
+        if self.parents is None:
+            return
+        if len(self.parents) != self.num_tokens:
+            raise ValueError(f"{len(self.parents)} parents of {self.num_tokens} tokens")
+        if not all(ROOT <= parent < token for token, parent in enumerate(self.parents)):
+            raise ValueError("a parent does not come first")
+
+
+class Traversal(Message, frozen=True):
+    """coordinator -> first stage -> ... -> last stage: windows that go through the model together."""
+
+    pipe_epoch: PipeEpochNumber
+    number: FrameNumber  # 1 more than the traversal before; 1 = the first of the pipe epoch
+    changes: Annotated[list[RowChange], Meta(max_length=MAX_WINDOWS)]  # in order, before the windows
+    windows: Annotated[list[WindowHead], Meta(max_length=MAX_WINDOWS)]  # of different rows
+    compute_s: Seconds = 0.0  # of the stages before
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError if two windows share a row."""
+        if len({each.row for each in self.windows}) < len(self.windows):
+            raise ValueError("two windows of one traversal share a row")
+
+
+class RowLaw(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request says about its tokens. It comes with the first judge of a lease."""
+
+    sampling: SamplingSpec
+    relaxation: Relaxation | None = None  # nil = strict
+    num_logprobs: Annotated[int, Meta(ge=0, le=1000)] | None = None  # nil = none are wanted
+    prompt_len: Count = 0
+    token_ids: TokenIdList = []  # prompt and output before the judge, if the law counts tokens
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError if the prompt is longer than all tokens, or the relaxation is none."""
+        if self.token_ids and self.prompt_len > len(self.token_ids):
+            raise ValueError(f"prompt of {self.prompt_len} tokens in {len(self.token_ids)}")
+        if self.relaxation is not None and not 0.0 < self.relaxation.tau <= 1.0:
+            raise ValueError(f"tau must be in (0, 1], got {self.relaxation.tau}")
+
+
+class JudgeOf(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What decides the tokens of one window."""
+
+    window: Annotated[int, Meta(ge=0, lt=MAX_WINDOWS)]  # index in the traversal
+    prefix_len: Annotated[int, Meta(ge=1, lt=2**31)]  # tokens before the first draw
+    token_ids: Annotated[TokenIdList, Meta(min_length=1, max_length=1 + MAX_DRAFT_TOKENS)]  # the root, then the nodes
+    parents: list[int] | None = None  # of the nodes, as in `Proposal`
+    drawn: list[Drawn] | None = None  # as in `Proposal`
+    logprobs: list[float] | None = None  # as in `Proposal`
+    tops: list[Top] | None = None  # as in `Proposal`
+    law: RowLaw | None = None  # nil: as before, of this lease
+
+    @classmethod
+    def of(cls, window: int, prefix_len: int, root: int, tree: DraftTree, law: RowLaw | None) -> JudgeOf:
+        return cls(
+            window,
+            prefix_len,
+            [root, *tree.token_ids],
+            None if tree.is_chain else list(tree.parents),
+            [Drawn.of(node, draft) for node, draft in tree.drafts.items()] or None,
+            list(tree.logprobs) or None,
+            [Top(node, list(top.token_ids), list(top.logprobs)) for node, top in tree.tops.items()] or None,
+            law,
+        )
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError if the fields do not form a tree."""
+        if len({each.node for each in self.drawn or ()}) != len(self.drawn or ()):
+            raise ValueError("the children of one node are listed twice in `drawn`")
+        _ = self.tree
+
+    @property
+    def root(self) -> int:
+        return self.token_ids[0]
+
+    @property
+    def tree(self) -> DraftTree:
+        """The tree to verify."""
+        num_nodes = len(self.token_ids) - 1
+        parents = range(ROOT, num_nodes - 1) if self.parents is None else self.parents
+        drafts = {each.node: each.draft for each in self.drawn or ()}
+        tops = {each.node: TopTokens(tuple(each.token_ids), tuple(each.logprobs)) for each in self.tops or ()}
+        return DraftTree(tuple(self.token_ids[1:]), tuple(parents), drafts, tuple(self.logprobs or ()), tops)
+
+
+class Judges(Message, frozen=True):
+    """coordinator -> last stage, beside a traversal: how its windows are decided. Chunks of prompts have no judge."""
+
+    judges: Annotated[list[JudgeOf], Meta(max_length=MAX_WINDOWS)]
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError unless the judges are in the order of their windows."""
+        if any(later.window <= earlier.window for earlier, later in pairwise(self.judges)):
+            raise ValueError("the judges are not in the order of their windows")
+
+
+class VerdictOf(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer to one judge: the tokens that the target emits, never logits."""
+
+    token_ids: TokenIdList = []  # the accepted ones and the target's own; none: the window stood on refused tokens
+    nodes: tuple[NodeIndex, ...] = ()  # of the accepted tokens
+    relaxed: tuple[NodeIndex, ...] = ()  # indices of those that only the relaxed rule accepts
+    logprobs: list[tuple[LogProb, list[tuple[Count, LogProb]]]] | None = None  # of each token, and of the likeliest
+    divergences: tuple[float, ...] = ()  # of the target from the draft, where the draft states its likeliest tokens
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError if there is not one token more than nodes, or a list has another length."""
+        if len(self.token_ids) != (len(self.nodes) + 1 if self.token_ids else 0) or (self.nodes and not self.token_ids):
+            raise ValueError(f"{len(self.token_ids)} tokens of {len(self.nodes)} accepted nodes")
+        if any(later <= earlier for earlier, later in pairwise(self.nodes)):
+            raise ValueError("an accepted node comes before its ancestor")
+        if any(index >= len(self.nodes) for index in self.relaxed):
+            raise ValueError("a token was relaxed that was not accepted")
+        if self.logprobs and len(self.logprobs) != len(self.token_ids):
+            raise ValueError(f"{len(self.logprobs)} log-probabilities of {len(self.token_ids)} tokens")
+
+
+class Landing(Message, frozen=True):
+    """last stage -> coordinator: a traversal has come to its end."""
+
+    pipe_epoch: PipeEpochNumber
+    number: FrameNumber  # of the traversal
+    verdicts: Annotated[list[VerdictOf], Meta(max_length=MAX_WINDOWS)]  # one for each judge
+    compute_s: Seconds = 0.0  # of all stages

@@ -1,0 +1,114 @@
+"""Frames between stages: bounds that a decoder checks."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from starspec.errors import PeerProtocolError
+from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.tree import DraftTree, Drawing, DrawnCandidates, TopTokens
+from starspec.wire.codec import Decoder, encode
+from starspec.wire.messages import JudgeOf, Judges, Landing, RowLaw, StageToCoordinator, Traversal, VerdictOf
+
+WINDOW = {"row": 0, "lease": 1, "epoch": 0, "base": 0, "num_tokens": 2, "num_logits": 2}
+VERDICT = {"token_ids": [1, 2], "nodes": [0]}
+JUDGE = {"window": 0, "prefix_len": 3, "token_ids": [1, 2, 3]}
+INVALID_WINDOWS = {
+    "more logits than tokens": {"num_logits": 3},
+    "token ids of some tokens": {"token_ids": [1]},
+    "a token outside the vocabulary": {"token_ids": [1, 100]},
+    "a path that turns back": {"path": [1, 0]},
+    "parents of some tokens": {"parents": [-1]},
+    "a parent that comes later": {"parents": [-1, 1]},
+    "no tokens": {"num_tokens": 0, "num_logits": 0},
+    "a lease that nobody has": {"lease": 0},
+    "a negative base": {"base": -1},
+}
+INVALID_VERDICTS = {
+    "a node without a token": {"nodes": [0, 1]},
+    "nodes without tokens": {"token_ids": []},
+    "nodes that turn back": {"token_ids": [1, 2, 3], "nodes": [1, 0]},
+    "a relaxed token that was not accepted": {"relaxed": [1]},
+    "log-probabilities of some tokens": {"logprobs": [[-1.0, []]]},
+    "a probability above 1": {"logprobs": [[0.5, []], [-1.0, []]]},
+    "a token outside the vocabulary": {"token_ids": [1, 100]},
+}
+INVALID_JUDGES = {
+    "no root": {"token_ids": []},
+    "a parent that comes later": {"parents": [-1, 1]},
+    "siblings with one token": {"token_ids": [1, 2, 2], "parents": [-1, -1]},
+    "drawn twice": {"drawn": [[-1, [2], [2], [1.0]], [-1, [2], [2], [1.0]]]},
+    "a root outside the vocabulary": {"token_ids": [100]},
+    "a stated token outside the vocabulary": {"tops": [[-1, [100], [-1.0]]]},
+    "a law's token outside the vocabulary": {"law": {"sampling": {}, "token_ids": [100]}},
+    "a prompt longer than all tokens": {"law": {"sampling": {}, "prompt_len": 2, "token_ids": [1]}},
+    "a relaxation beyond all": {"law": {"sampling": {}, "relaxation": {"tau": 1.5}}},
+}
+
+
+def decode(union: object, message: dict[str, object]) -> object:
+    return Decoder(union, vocab_size=100).decode(msgspec.msgpack.encode(message))
+
+
+def traversal(*windows: dict[str, object]) -> dict[str, object]:
+    return {"type": "traversal", "pipe_epoch": 1, "number": 1, "changes": [], "windows": list(windows)}
+
+
+@pytest.mark.parametrize("change", INVALID_WINDOWS.values(), ids=INVALID_WINDOWS)
+def test_an_impossible_window_is_refused(change: dict[str, object]) -> None:
+    assert isinstance(decode(Traversal, traversal(WINDOW)), Traversal)
+    with pytest.raises(PeerProtocolError):
+        decode(Traversal, traversal({**WINDOW, **change}))
+
+
+def test_two_windows_of_a_traversal_share_no_row() -> None:
+    with pytest.raises(PeerProtocolError, match="share a row"):
+        decode(Traversal, traversal(WINDOW, WINDOW))
+
+
+@pytest.mark.parametrize("change", INVALID_VERDICTS.values(), ids=INVALID_VERDICTS)
+def test_an_impossible_verdict_is_refused(change: dict[str, object]) -> None:
+    landing = {"type": "landing", "pipe_epoch": 1, "number": 1}
+    assert isinstance(decode(StageToCoordinator, {**landing, "verdicts": [VERDICT]}), Landing)
+    with pytest.raises(PeerProtocolError):
+        decode(StageToCoordinator, {**landing, "verdicts": [{**VERDICT, **change}]})
+
+
+@pytest.mark.parametrize("change", INVALID_JUDGES.values(), ids=INVALID_JUDGES)
+def test_an_impossible_judge_is_refused(change: dict[str, object]) -> None:
+    assert isinstance(decode(Judges, {"type": "judges", "judges": [JUDGE]}), Judges)
+    with pytest.raises(PeerProtocolError):
+        decode(Judges, {"type": "judges", "judges": [{**JUDGE, **change}]})
+
+
+def test_judges_come_in_the_order_of_their_windows() -> None:
+    with pytest.raises(PeerProtocolError, match="not in the order"):
+        decode(Judges, {"type": "judges", "judges": [JUDGE, JUDGE]})
+
+
+@st.composite
+def trees(draw) -> DraftTree:
+    size = draw(st.integers(0, 6))
+    parents = tuple(draw(st.integers(-1, node - 1)) for node in range(size))
+    drafts = {}
+    if size and draw(st.booleans()):
+        drafts[-1] = DrawnCandidates(tuple(range(9)), tuple(range(9)), (1 / 9,) * 9, Drawing.WITHOUT_REPLACEMENT)
+    tops = {-1: TopTokens((3, 4), (-0.5, -1.25))} if draw(st.booleans()) else {}
+    logprobs = (-0.5,) * size if draw(st.booleans()) else ()
+    return DraftTree(tuple(range(size)), parents, drafts, logprobs, tops)
+
+
+@given(trees())
+def test_every_tree_reaches_the_last_stage_as_it_was(tree: DraftTree) -> None:
+    judge = JudgeOf.of(0, 5, 7, tree, RowLaw(SamplingSpec(seed=3), prompt_len=2, token_ids=[1, 2, 7]))
+    [arrived] = Decoder[Judges](Judges).decode(encode(Judges([judge]))).judges
+    assert (arrived.tree, arrived.tree.logprobs, arrived.tree.tops) == (tree, tree.logprobs, tree.tops)
+    assert (arrived.root, arrived.law) == (7, judge.law)
+
+
+def test_a_verdict_without_tokens_says_that_its_window_was_dropped() -> None:
+    landing = Landing(1, 2, [VerdictOf(), VerdictOf([5])])
+    assert Decoder(StageToCoordinator).decode(encode(landing)) == landing
