@@ -15,10 +15,10 @@ import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from stages import MAX_LEN, NUM_LAYERS, WITH_CODE_OF_THEIR_OWN, Chain, Whole, config_of, saved
 from tiny import FAMILIES, SHAPE, VOCAB_SIZE, prompt_ids, save_with_tokenizer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from stages import MAX_LEN, NUM_LAYERS, WITH_CODE_OF_THEIR_OWN, Chain, Whole, config_of, saved
 from starspec.config import ModelConfig
 from starspec.errors import ConfigError, ModelError
 from starspec.models.fused import FusedRunner

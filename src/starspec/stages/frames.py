@@ -1,0 +1,90 @@
+"""What travels between stages: a traversal, its judges and its hidden states, as three frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from starspec.errors import PeerProtocolError
+from starspec.sampling.logprobs import TopLogprobs
+from starspec.speculation.verify import VerifyResult
+from starspec.windows.window import Verdict
+from starspec.wire.codec import MAX_TRAVERSAL_BYTES, Decoder, encode
+from starspec.wire.messages import Judges, Traversal, VerdictOf
+
+
+class Frame(NamedTuple):
+    """A traversal on its way. A stage that is not the last passes the judges on unread."""
+
+    traversal: Traversal
+    judges: bytes
+    hidden: bytes  # empty at the first stage
+
+    @property
+    def parts(self) -> list[bytes]:
+        """As frames of one multipart. Raises: LocalProtocolError if one is too large."""
+        return [encode(self.traversal, MAX_TRAVERSAL_BYTES), self.judges, self.hidden]
+
+
+class FrameDecoder:
+    """Decodes traversals. Args: vocab_size: token ids must be below it."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._traversals = Decoder[Traversal](Traversal, vocab_size, MAX_TRAVERSAL_BYTES)
+        self._judges = Decoder[Judges](Judges, vocab_size, MAX_TRAVERSAL_BYTES)
+
+    def decode(self, parts: Sequence[bytes]) -> Frame:
+        """Raises: PeerProtocolError if the parts are no traversal. The judges are not looked at."""
+        if len(parts) != 3:
+            raise PeerProtocolError(f"a traversal has 3 frames, not {len(parts)}")
+        return Frame(self._traversals.decode(parts[0]), parts[1], parts[2])
+
+    def judges(self, frame: Frame) -> Judges:
+        """Raises: PeerProtocolError if they are none, or do not fit the windows."""
+        judges, windows = self._judges.decode(frame.judges), frame.traversal.windows
+        wanted = [index for index, window in enumerate(windows) if window.num_logits]
+        if [each.window for each in judges.judges] != wanted:
+            raise PeerProtocolError(f"windows {wanted} want logits, but there are other judges")
+        for each in judges.judges:
+            window, shape = windows[each.window], parents_of(each.tree.parents)
+            is_same = shape == (window.parents or parents_of(range(-1, window.num_tokens - 2)))
+            if window.num_logits != window.num_tokens or len(each.token_ids) != window.num_tokens or not is_same:
+                raise PeerProtocolError(f"the judge of window {each.window} has another tree")
+        return judges
+
+
+def parents_of(nodes: Sequence[int]) -> tuple[int, ...]:
+    """Parents of the tokens of a window: the root, then the nodes of a tree with these parents."""
+    return (-1, *(parent + 1 for parent in nodes))
+
+
+def pack(hidden: Tensor) -> bytes:
+    """The bytes of hidden states [T, C] in their own dtype."""
+    return hidden.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+
+
+def unpack(data: bytes, num_tokens: int, hidden_size: int, like: Tensor) -> Tensor:
+    """Hidden states [T, C]. Args: like: has their dtype and device. Raises: PeerProtocolError for another size."""
+    num_bytes = num_tokens * hidden_size * like.element_size()
+    if len(data) != num_bytes:
+        raise PeerProtocolError(f"hidden states of {num_tokens} tokens have {num_bytes} bytes, not {len(data)}")
+    if not data:
+        return like.new_empty(0, hidden_size)
+    return torch.frombuffer(bytearray(data), dtype=like.dtype).view(num_tokens, hidden_size).to(like.device)
+
+
+def told(verdict: Verdict) -> VerdictOf:
+    """A verdict as the last stage sends it."""
+    result = verdict.result
+    logprobs = [(each.logprob, each.top) for each in verdict.logprobs] or None
+    return VerdictOf(list(result.token_ids), result.accepted_nodes, result.relaxed, logprobs, verdict.divergences)
+
+
+def heard(verdict: VerdictOf) -> Verdict:
+    """A verdict as the coordinator gets it."""
+    result = VerifyResult(verdict.nodes, tuple(verdict.token_ids), verdict.relaxed)
+    logprobs = [TopLogprobs(logprob, top) for logprob, top in verdict.logprobs or ()]
+    return Verdict(result, logprobs, verdict.divergences, None)

@@ -1,0 +1,24 @@
+"""What a coordinator needs of its connections to the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from starspec.wire.messages import CoordinatorToStage, StageToCoordinator
+
+
+class PipeLink(Protocol):
+    """The coordinator's connections to the stages."""
+
+    def control(self, stage: int, message: CoordinatorToStage) -> None:
+        """Send to any stage. Never waits."""
+        ...
+
+    def send(self, parts: Sequence[bytes]) -> None:
+        """Send a traversal to the first stage. Never waits."""
+        ...
+
+    def receive(self, timeout_s: float) -> list[tuple[int, StageToCoordinator]]:
+        """What stages sent, each with its stage. Waits at most so long for the first."""
+        ...

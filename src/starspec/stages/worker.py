@@ -1,0 +1,161 @@
+"""What a stage does with messages and traversals, without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+from torch import Tensor
+
+from starspec.errors import CacheRangeError, PeerProtocolError
+from starspec.models.runner import ForwardOutput, Segment, Stage
+from starspec.stages.frames import Frame, FrameDecoder, pack, told, unpack
+from starspec.stages.laws import RowLaws
+from starspec.stages.rows import StageRows
+from starspec.windows.judging import judge
+from starspec.windows.window import Window
+from starspec.wire.messages import (
+    Attach,
+    Attached,
+    CoordinatorToStage,
+    Detach,
+    Gap,
+    JudgeOf,
+    Landing,
+    Outdated,
+    Refused,
+    Retract,
+    Traversal,
+    VerdictOf,
+    WindowHead,
+)
+from starspec.wire.stage_session import StageSession, StaleTraversal
+
+
+class StageWorker:
+    """One stage. The last one also judges.
+
+    Args:
+        runner: of its layers.
+        clock: seconds.
+    """
+
+    def __init__(self, runner: Stage, clock: Callable[[], float]) -> None:
+        self.rows = StageRows(runner.cache)
+        self.session = StageSession()
+        self.num_dropped = 0  # windows that were not computed, because they stood on refused tokens
+        self._runner = runner
+        self._clock = clock
+        self._laws = RowLaws()
+        self._decoder = FrameDecoder(runner.info.vocab_size)
+
+    def control(self, message: CoordinatorToStage) -> Attached | Outdated | Refused | None:
+        """Note what the coordinator says. Returns: the answer to send, if there is one."""
+        now = self._clock()
+        if isinstance(message, Attach):
+            answer = self.session.attach(message, now)
+            if answer is not None:
+                return answer
+            self._free_all()
+            return self._attached()
+        if self.session.hear(message, now):
+            if isinstance(message, Detach):
+                self._free_all()
+            elif isinstance(message, Retract):
+                self.rows.retract(message)
+        return None
+
+    def check_lease(self) -> None:
+        """Free all rows if the coordinator was silent for too long. To be called now and then."""
+        if self.session.end_lease(self._clock()):
+            self._free_all()
+
+    def take(self, parts: Sequence[bytes]) -> Frame | Landing | Gap | None:
+        """Compute one traversal.
+
+        Returns: what to send to the next stage; or the answer for the coordinator; None if the traversal was stale.
+        Raises: PeerProtocolError if the parts are no traversal; nothing has changed then.
+        """
+        frame = self._decoder.decode(parts)
+        try:
+            gap = self.session.take(frame.traversal)
+            return self._compute(frame) if gap is None else gap
+        except StaleTraversal:
+            return None
+        except (PeerProtocolError, CacheRangeError, ValueError) as error:
+            return self.session.break_off(frame.traversal.pipe_epoch, str(error))
+
+    def _compute(self, frame: Frame) -> Frame | Landing:
+        started_s, traversal = self._clock(), frame.traversal
+        for change in traversal.changes:
+            self.rows.change(change)
+            self._laws.forget(change.row)
+        judges = self._decoder.judges(frame).judges if self._runner.layers.is_last else []
+        of_window = {each.window: each for each in judges}
+        standing = [self._stands(each, of_window.get(index)) for index, each in enumerate(traversal.windows)]
+        self.num_dropped += len(standing) - sum(standing)
+        hidden = self._hidden(frame, standing)
+        segments = [self.rows.place(each) for each, is_kept in zip(traversal.windows, standing, strict=True) if is_kept]
+        output = self._runner.forward(segments, hidden=hidden) if segments else None
+        if not self._runner.layers.is_last:
+            return self._pass_on(frame, standing, output, started_s)
+        verdicts = self._judge(traversal, of_window, segments, output)
+        spent_s = traversal.compute_s + self._clock() - started_s
+        return Landing(traversal.pipe_epoch, traversal.number, verdicts, spent_s)
+
+    def _stands(self, window: WindowHead, judge: JudgeOf | None) -> bool:
+        """Whether a window is to be computed."""
+        is_known = judge is None or self._laws.stands(window.row, judge)  # in any case: the judge may bring the law
+        return not (window.is_dropped or self.rows.is_stale(window)) and is_known
+
+    def _hidden(self, frame: Frame, standing: Sequence[bool]) -> Tensor | None:
+        """The hidden states of the windows that are computed here."""
+        if self._runner.layers.is_first:
+            return None
+        num_tokens = [0 if each.is_dropped else each.num_tokens for each in frame.traversal.windows]
+        like = self._runner.cache.keys[0]
+        hidden = unpack(frame.hidden, sum(num_tokens), self._runner.info.hidden_size, like)
+        if all(standing):
+            return hidden
+        is_kept = [kept for kept, num in zip(standing, num_tokens, strict=True) for _ in range(num)]
+        return hidden[like.new_tensor(is_kept).bool()]
+
+    def _pass_on(self, frame: Frame, standing: Sequence[bool], output: ForwardOutput | None, started_s: float) -> Frame:
+        traversal = frame.traversal
+        windows = [
+            replace(each, token_ids=[], is_dropped=not is_kept)
+            for each, is_kept in zip(traversal.windows, standing, strict=True)
+        ]
+        hidden = b"" if output is None or output.hidden is None else pack(output.hidden)
+        spent_s = traversal.compute_s + self._clock() - started_s
+        return Frame(replace(traversal, windows=windows, compute_s=spent_s), frame.judges, hidden)
+
+    def _judge(
+        self,
+        traversal: Traversal,
+        judges: dict[int, JudgeOf],
+        segments: Sequence[Segment],
+        output: ForwardOutput | None,
+    ) -> list[VerdictOf]:
+        """One verdict for each judge; one without tokens for a window that was dropped."""
+        of_row = {traversal.windows[index].row: each for index, each in judges.items()}
+        computed = [each for each in segments if each.row in of_row]
+        if output is None or not computed:
+            return [VerdictOf() for _ in judges]
+        windows = [Window(each, self._laws.judge(each.row, of_row[each.row])) for each in computed]
+        verdicts = {
+            each.segment.row: verdict for each, verdict in zip(windows, judge(windows, output, False), strict=True)
+        }
+        for row, verdict in verdicts.items():
+            self._laws.extend(row, verdict.result.token_ids)
+        return [told(verdicts[row]) if row in verdicts else VerdictOf() for row in of_row]
+
+    def _free_all(self) -> None:
+        self.rows.free_all()
+        self._laws.forget_all()
+
+    def _attached(self) -> Attached:
+        layers, cache = self._runner.layers, self._runner.cache
+        span = (layers.start, layers.end, layers.num_layers)
+        size = (cache.num_rows, cache.max_len, cache.num_bytes)
+        return Attached(self.session.pipe_epoch, *span, self._runner.info.fingerprint, *size)

@@ -1,0 +1,290 @@
+"""One stage and what it is sent: it computes what follows, and whatever else comes breaks nothing but its pipe."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from memory_pipe import MemoryPipe
+from stage_driver import Driver, no_draft
+from toy_stages import plain, toy_stages
+
+from starspec.errors import ConfigError, PeerLost, PeerProtocolError
+from starspec.ids import PipeEpoch, RowEpoch, RowLease, TargetId
+from starspec.models.runner import Segment
+from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.tree import EMPTY_TREE, DraftTree
+from starspec.stages.attach import Pipe, attach
+from starspec.stages.coordinator import CHANGES_WAIT_S, RemoteVerifier
+from starspec.stages.frames import Frame
+from starspec.stages.worker import StageWorker
+from starspec.windows.window import Law, Window
+from starspec.wire.codec import Decoder, encode
+from starspec.wire.messages import (
+    PROTOCOL_VERSION,
+    Attach,
+    Attached,
+    CoordinatorToStage,
+    Gap,
+    JudgeOf,
+    Judges,
+    Landing,
+    Retract,
+    RowChange,
+    RowLaw,
+    Traversal,
+    WindowHead,
+)
+from starspec.wire.stage_session import StageState
+
+GREEDY = Law(SamplingSpec(temperature=0.0), None, None)
+NUM_FRAMES = 100_000
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def attached(pipe: MemoryPipe, target: str = "t") -> Pipe:
+    names = [f"s{index}" for index in range(len(pipe.runners))]
+    return attach(pipe, names, TargetId(target), lease_s=2.0, timeout_s=1.0, clock=pipe.clock)
+
+
+def piped(num_stages: int = 3, delay_s: float = 0.0) -> tuple[MemoryPipe, RemoteVerifier]:
+    pipe = MemoryPipe(toy_stages(num_stages), lambda: delay_s)
+    return pipe, RemoteVerifier(pipe, attached(pipe), pipe.runners[0].info, depth=4, clock=pipe.clock)
+
+
+def test_several_rounds_of_different_sequences_are_in_flight_at_once() -> None:
+    pipe, verifier = piped(delay_s=0.1)
+    driver = Driver(verifier, no_draft)
+    sequences = [driver.begin([*PROMPT, last], GREEDY, 5) for last in range(3)]
+    while driver.poll(1.0):
+        pass
+    started_s = pipe.now
+    for each in sequences:
+        driver.launch([each])
+    assert verifier.num_in_flight == 3
+    assert [driver.poll(1.0) for _ in sequences] == [1, 1, 1]
+    assert pipe.now - started_s == pytest.approx(0.4)  # one traversal of three stages, and the answer
+
+
+def test_an_abort_with_a_window_in_flight_saves_computing_it_and_frees_the_row() -> None:
+    pipe, verifier = piped(delay_s=0.1)
+    driver = Driver(verifier, no_draft)
+    gone = driver.begin(PROMPT, GREEDY, 5)
+    while driver.poll(1.0):
+        pass
+    driver.launch([gone])
+    driver.poll(0.15)
+    driver.abort(gone)
+    follower = driver.begin(PROMPT, GREEDY, 5)
+    driver.decode_all()
+    assert follower.token_ids == plain(3, PROMPT, GREEDY.sampling, 5)
+    assert sum(worker.num_dropped for worker in pipe.workers) >= 1
+
+
+def test_a_row_that_is_freed_last_is_freed_at_every_stage_soon() -> None:
+    pipe, verifier = piped()
+    driver = Driver(verifier, no_draft)
+    driver.begin(PROMPT, GREEDY, 2)
+    driver.decode_all()
+    assert any(worker.rows.cache.rows.leased for worker in pipe.workers)
+    pipe.now += CHANGES_WAIT_S
+    driver.poll(0.0)
+    assert not any(worker.rows.cache.rows.leased for worker in pipe.workers)
+    assert verifier.num_in_flight == 0
+
+
+def test_beats_keep_a_silent_pipe_and_close_ends_it() -> None:
+    pipe, verifier = piped()
+    for _ in range(20):
+        verifier.poll(0.4)
+    assert [worker.session.state for worker in pipe.workers] == [StageState.ATTACHED] * 3
+    verifier.close()
+    pipe.drain()
+    assert [worker.session.state for worker in pipe.workers] == [StageState.DETACHED] * 3
+
+
+def test_a_stage_that_restarts_loses_the_pipe_and_another_begins_with_empty_rows() -> None:
+    pipe, verifier = piped()
+    driver = Driver(verifier, no_draft)
+    sequence = driver.begin(PROMPT, GREEDY, 6)
+    driver.poll(1.0)
+    pipe.restart(1)
+    driver.launch([sequence])
+    with pytest.raises(PeerLost, match="stage s1 broke off"):
+        driver.poll(1.0)
+    with pytest.raises(PeerLost):
+        verifier.launch([Window(Segment(sequence.row, [1], 0), None)])
+    again = attached(pipe)
+    assert again.epoch > PipeEpoch(1)
+    driver.lose_all(RemoteVerifier(pipe, again, pipe.runners[0].info, depth=1, clock=pipe.clock))
+    driver.decode_all()
+    assert sequence.token_ids == plain(3, PROMPT, GREEDY.sampling, 6)
+
+
+def test_stages_that_are_not_one_model_make_no_pipe() -> None:
+    pipe = MemoryPipe(toy_stages(3))
+    pipe.runners[1].info = replace(pipe.runners[1].info, fingerprint="other")
+    with pytest.raises(ConfigError, match="stages s0 and s1 have different models or weights"):
+        attached(pipe)
+    del pipe.runners[1], pipe.workers[1]
+    with pytest.raises(ConfigError, match=r"no stage has layers 1:2"):
+        attached(pipe)
+
+
+def test_a_stage_of_another_target_refuses_in_one_sentence() -> None:
+    pipe, _ = piped()
+    with pytest.raises(ConfigError, match="stage s0 refuses: the stage belongs to target t"):
+        attached(pipe, "other")
+
+
+def test_a_stage_that_does_not_answer_is_named() -> None:
+    pipe = MemoryPipe(toy_stages(2), lambda: 5.0)
+    with pytest.raises(PeerLost, match="no answer from stage s0, s1"):
+        attached(pipe)
+
+
+def test_features_are_refused_before_anything_is_sent() -> None:
+    pipe, verifier = piped()
+    row = verifier.cache.lease()
+    with pytest.raises(ConfigError, match="send no features"):
+        verifier.launch([Window(Segment(row, [1], 0), None)], [1])
+    assert (verifier.num_in_flight, pipe.num_bytes) == (0, 0)
+
+
+# ---------------------------------------------------------------- one worker
+
+
+def attach_message(epoch: int = 1) -> Attach:
+    return Attach(PROTOCOL_VERSION, TargetId("t"), PipeEpoch(epoch), 1e6)
+
+
+def head(row: int = 0, lease: int = 1, base: int = 0, num_tokens: int = 3, num_logits: int = 0, path=(), ids=()):
+    return WindowHead(row, RowLease(lease), RowEpoch(0), base, num_tokens, num_logits, path, None, list(ids))
+
+
+def frame(number: int, changes=(), windows=(), judges=(), hidden: bytes = b"") -> list[bytes]:
+    traversal = Traversal(PipeEpoch(1), number, list(changes), list(windows))
+    return Frame(traversal, encode(Judges(list(judges))), hidden).parts
+
+
+LEASE = RowChange("lease", 0, RowLease(1))
+BREAKING = {
+    "a row that does not exist": frame(1, [RowChange("lease", 99, RowLease(1))]),
+    "a row that is not leased": frame(1, [], [head()]),
+    "a lease of a leased row": frame(1, [LEASE, RowChange("lease", 0, RowLease(2))]),
+    "another occupant": frame(1, [LEASE], [head(lease=2)]),
+    "positions that were never written": frame(1, [LEASE], [head(base=4)]),
+    "a window longer than a row": frame(1, [LEASE], [head(num_tokens=65)]),
+    "hidden states of other tokens": frame(1, [LEASE], [head()], hidden=bytes(16)),
+    "logits that nobody judges": frame(1, [LEASE], [head(num_logits=3)], hidden=bytes(24)),
+    "a judge without a law": frame(1, [LEASE], [head(num_logits=3)], [JudgeOf(0, 1, [1, 2, 3])], bytes(24)),
+    "a judge of another tree": frame(
+        1, [LEASE], [head(num_logits=3)], [JudgeOf(0, 1, [1, 2, 3], [-1, -1], law=RowLaw(SamplingSpec()))], bytes(24)
+    ),
+    "a law that counts, without the tokens": frame(
+        1, [LEASE], [head(num_logits=3)], [JudgeOf(0, 1, [1, 2, 3], law=RowLaw(SamplingSpec(min_tokens=1)))], bytes(24)
+    ),
+    "judges that are none": [*frame(1)[:1], b"\xc1", b""],
+}
+
+
+def last_stage() -> StageWorker:
+    worker = StageWorker(toy_stages(2)[1], lambda: 0.0)
+    assert isinstance(worker.control(attach_message()), Attached)
+    return worker
+
+
+@pytest.mark.parametrize("parts", BREAKING.values(), ids=BREAKING)
+def test_a_traversal_that_cannot_be_computed_breaks_the_pipe_with_a_reason(parts: list[bytes]) -> None:
+    worker = last_stage()
+    gap = worker.take(parts)
+    assert isinstance(gap, Gap)
+    assert gap.reason
+    assert isinstance(worker.take(frame(2)), Gap)  # nothing is computed on rows that may be wrong
+    assert isinstance(worker.control(attach_message(2)), Attached)
+    worker.rows.check_integrity()
+    assert not worker.rows.cache.rows.leased
+
+
+def test_what_is_no_traversal_changes_nothing() -> None:
+    worker = last_stage()
+    for parts in ([b""] * 3, frame(1)[:2], [encode(Judges([])), *frame(1)[1:]]):
+        with pytest.raises(PeerProtocolError):
+            worker.take(parts)
+    assert isinstance(worker.take(frame(1)), Landing)
+
+
+def test_a_repeated_traversal_is_computed_once() -> None:
+    worker = last_stage()
+    assert isinstance(worker.take(frame(1, [LEASE])), Landing)
+    assert worker.take(frame(1, [LEASE])) is None
+
+
+def test_a_tree_cannot_be_presumed() -> None:
+    """The path of a tree moves slots, so it could not be taken back."""
+    pipe, verifier = piped()
+    driver = Driver(verifier, lambda *_: DraftTree((1, 2, 3), (-1, -1, 0)))
+    sequence = driver.begin(PROMPT, GREEDY, 9)
+    driver.launch([sequence])
+    assert not driver.can_launch(sequence)
+    driver._draft = lambda *_: EMPTY_TREE
+    driver.decode_all()
+    assert sequence.token_ids == plain(3, PROMPT, GREEDY.sampling, 9)
+    assert not pipe._events
+
+
+# ---------------------------------------------------------------- hostile frames
+
+
+def mutated(sound: bytes, rng: random.Random) -> bytes:
+    frame = bytearray(sound)
+    for _ in range(rng.randint(1, 2)):
+        at = rng.randrange(len(frame) + 1)
+        match rng.randrange(5):
+            case 0:
+                frame[at : at + 1] = rng.randbytes(1)
+            case 1:  # small numbers: rows, leases, lengths and paths that lie
+                frame[at : at + 1] = bytes([rng.randrange(8)])
+            case 2:  # a length or a type that lies
+                frame[at : at + 1] = bytes([rng.choice((0x80, 0x8F, 0x90, 0xDC, 0xDD, 0xDF, 0xDB, 0xCF, 0xCB, 0xC0))])
+            case 3:
+                del frame[at : at + rng.randint(1, 8)]
+            case 4:
+                frame[at:at] = frame[: rng.randint(1, 16)]
+    return bytes(frame)
+
+
+def test_a_stage_survives_a_hundred_thousand_mutated_frames() -> None:
+    rng, worker, epoch = random.Random(1), last_stage(), 1
+    law = RowLaw(SamplingSpec(temperature=0.5, min_tokens=2), None, 1, 2, [1, 2, 3, 1])
+    judge = JudgeOf(0, 4, [1, 2, 3], law=law)
+    seeds = [
+        frame(1, [LEASE], [head()], [], bytes(24)),
+        frame(2, [], [head(path=(0, 1, 2), num_logits=3)], [judge], bytes(24)),
+        frame(3, [], [head(base=3, num_tokens=1, num_logits=1, path=(0, 1))], [JudgeOf(0, 6, [9])], bytes(8)),
+        frame(3, [RowChange("free", 0, RowLease(1))]),
+    ]
+    control = [encode(attach_message()), encode(Retract(PipeEpoch(1), 0, RowLease(1), RowEpoch(1)))]
+    decoder, num_sent, outcomes = Decoder[CoordinatorToStage](CoordinatorToStage), 0, set[str]()
+    while num_sent < NUM_FRAMES:
+        try:
+            if rng.random() < 0.1:
+                num_sent += 1
+                answer = worker.control(decoder.decode(mutated(rng.choice(control), rng)))
+                outcomes.add(type(answer).__name__)
+            else:
+                index = worker.session.next_number - 1 if rng.random() < 0.9 else rng.randrange(4)
+                parts = seeds[min(index, 3)]
+                wrong = [rng.random() < 0.4 for _ in parts]
+                num_sent += sum(wrong)
+                sent = [mutated(part, rng) if is_wrong else part for part, is_wrong in zip(parts, wrong, strict=True)]
+                outcomes.add(type(worker.take(sent)).__name__)
+        except PeerProtocolError:
+            outcomes.add("refused")
+        if worker.session.state is not StageState.ATTACHED or worker.session.pipe_epoch != 1 or rng.random() < 0.02:
+            worker.rows.check_integrity()
+            worker.rows.free_all()
+            worker = StageWorker(worker._runner, lambda: 0.0)
+            worker.control(attach_message(epoch))
+    assert outcomes >= {"Landing", "Gap", "refused", "NoneType"}
