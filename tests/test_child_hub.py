@@ -123,8 +123,8 @@ def test_the_death_of_the_hub_is_told_and_answers_go_on(capfd: pytest.CaptureFix
 SCRIPT = f"""
 from starspec import LLM, SamplingParams
 llm = LLM({TARGET!r}, speculative_config={{"model": {DRAFT!r}, "run_ahead": True}}, max_model_len=4096, use_tqdm=False)
-print(llm.engine.drafts.child.pid, flush=True)
 try:
+    print(llm.engine.drafts.child.pid, flush=True)
     llm.generate([[1]], SamplingParams(temperature=0.0, max_tokens=4000, ignore_eos=True))
 except KeyboardInterrupt:
     [result] = llm.generate([[1]], SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))

@@ -88,7 +88,7 @@ def make_target(folder: Path, endpoint: str, rule: SampleMethod, shape: Speculat
     name = f"{rule}-{shape.eagle_topk}-{batch_size}"
     config, stats = TargetConfig(name=name, max_num_seqs=batch_size), TargetStats()
     runner = load_runner(model_config(folder))
-    drafts = make_drafts(config, speculative, runner, TOKENIZER, stats)
+    drafts = make_drafts(config, speculative, runner.info, TOKENIZER, stats)
     assert isinstance(drafts, RemoteDrafts)
     engine, jobs = TargetEngine(LocalVerifier(runner), TOKENIZER, drafts, config, stats), JOBS[:batch_size]
     return Target(rule, jobs, engine, drafts, [JobResult() for _ in jobs])
