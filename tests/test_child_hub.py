@@ -147,6 +147,31 @@ def test_ctrl_c_ends_an_answer_and_the_end_of_the_script_ends_the_hub(tmp_path: 
     wait_until_gone(pid)
 
 
+FORKING = f"""
+import os, signal
+from starspec import LLM, SamplingParams
+llm = LLM({TARGET!r}, speculative_config={{"model": {DRAFT!r}, "run_ahead": True}}, max_model_len=256, use_tqdm=False)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)  # it dies of this if it waits for its parent's hub
+    llm.close()
+    raise SystemExit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), llm.engine.drafts.child.pid, flush=True)
+[result] = llm.generate([[1]], SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
+print(len(result.outputs[0].token_ids), llm.engine.drafts.is_connected)
+"""
+
+
+@pytest.mark.system
+def test_a_forked_process_ends_and_leaves_its_parents_hub_alone(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FORKING)
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    forked, hub, *answered = ended.stdout.split()
+    assert (forked, answered, ended.returncode) == ("7", ["8", "True"], 0)
+    wait_until_gone(int(hub))
+
+
 @pytest.mark.system
 def test_a_hub_that_cannot_start_is_an_error_with_its_own_words() -> None:
     draft = ModelConfig(model="synthetic:role=draft,vocab=7")

@@ -15,6 +15,7 @@ torch was imported before or the variables say something else.
 from __future__ import annotations
 
 import itertools
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, SpeculativeConfig, TargetConfig, build, nearest
+from starspec.engine.drafts import Drafts
 from starspec.engine.engine import TargetEngine
 from starspec.errors import ConfigError, RequestError
 from starspec.ids import RequestId
@@ -125,7 +127,7 @@ class LLM:
             verifier = open_runner(config, batching, self.stats.batch).verifier
             drafts = local_drafts(config, verifier.info, speculative_config, self.stats, self.tokenizer, max_num_seqs)
         self.engine = TargetEngine(verifier, self.tokenizer, drafts, target_config, self.stats)
-        self._end_drafts = weakref.finalize(self, drafts.shutdown)
+        self._end_drafts = weakref.finalize(self, _end_drafts, drafts, os.getpid())
         self._request_numbers = itertools.count(1)
         self._takers: dict[RequestId, Callable[[EngineOutput], None]] = {}  # by open request: `generate` or a stream
 
@@ -283,6 +285,12 @@ class LLM:
     def _let_go(self, request_id: RequestId) -> None:
         self.engine.abort(request_id)
         del self._takers[request_id]
+
+
+def _end_drafts(drafts: Drafts, creator_pid: int) -> None:
+    """End what drafts. A process forked from the creator has no part in it: the hub is not its child."""
+    if os.getpid() == creator_pid:
+        drafts.shutdown()
 
 
 @contextmanager
