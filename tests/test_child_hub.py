@@ -15,6 +15,7 @@ import pytest
 from starspec import LLM, ConfigError, SamplingParams
 from starspec.child_hub import ChildHub, ChildHubDrafts
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
+from starspec.errors import StarspecError
 from starspec.hub.checks import suited_to
 from starspec.models.resolve import resolve_draft
 from starspec.observe.status import StatusWatch
@@ -82,12 +83,17 @@ def test_a_draft_that_runs_ahead_changes_no_token_and_its_outcomes_are_hit() -> 
         expected = [answers(plain), answers(plain, drawn)]
     with llm_of() as llm:
         pid = pid_of(llm)
+        begun = llm.stream([1], GREEDY)
+        next(begun)
         assert [answers(llm), answers(llm, drawn)] == expected
         assert llm.stats.acceptance.num_accepted_tokens > 40
         time.sleep(0.2)  # the age that published statistics may have
         assert stats_of(llm).num_hits > 5
     assert not is_alive(pid)
     llm.close()  # again
+    for ask in (lambda: answers(llm), lambda: next(begun)):
+        with pytest.raises(StarspecError, match="this LLM is closed"):
+            ask()
 
 
 @pytest.mark.system

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from starspec import LLM, ConfigError, RequestError, SamplingParams
+from starspec.errors import StarspecError
 from starspec.observe.progress import ProgressBar
 
 TARGET = "synthetic:role=target,step_ms=0"
@@ -164,6 +166,25 @@ def test_bad_options_are_refused_in_a_sentence() -> None:
             LLM(TARGET, speculative_config=config)
     with pytest.raises(ConfigError, match="unknown key '1'"):
         LLM(TARGET, speculative_config={1: 2})
+
+
+@pytest.mark.parametrize("name", ["plain", "ngram", "draft"])
+def test_a_closed_llm_says_so_whatever_it_is_asked(name: str) -> None:
+    llm = llm_of(name)
+    begun = llm.stream([1], GREEDY)
+    next(begun)
+    llm.close()
+    llm.close()
+    asked: list[Callable[[], object]] = [
+        lambda: llm.generate([[1]], GREEDY),
+        lambda: llm.generate([], GREEDY),
+        lambda: llm.chat([]),
+        lambda: next(llm.stream([1], GREEDY)),
+        lambda: next(begun),
+    ]
+    for ask in asked:
+        with pytest.raises(StarspecError, match=r"^this LLM is closed$"):
+            ask()
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

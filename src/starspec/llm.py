@@ -27,7 +27,7 @@ from typing import Any, Literal, Self, cast
 from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, SpeculativeConfig, TargetConfig, build, nearest
 from starspec.engine.drafts import Drafts
 from starspec.engine.engine import TargetEngine
-from starspec.errors import ConfigError, RequestError
+from starspec.errors import ConfigError, RequestError, StarspecError
 from starspec.ids import RequestId
 from starspec.local_star import check_drafts, local_drafts
 from starspec.models.loading.progress import listening
@@ -140,7 +140,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Leave the hub; one in a process of its own ends. Idempotent. Nothing can be answered afterwards."""
+        """Leave the hub; one in a process of its own ends. Idempotent. Afterwards every question is a StarspecError."""
         self._end_drafts()
 
     def generate(
@@ -162,6 +162,7 @@ class LLM:
         Returns: one result a prompt, in the caller's order.
         Raises: RequestError if a prompt can never run; no prompt has been answered then.
         """
+        self._check_open()
         several = [_unwrapped(each) for each in _as_list(prompts)]
         params = _params_for(several, sampling_params)
         results, answers = [], dict[RequestId, CompletionOutput]()
@@ -188,6 +189,7 @@ class LLM:
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's chat template. As `generate` otherwise."""
+        self._check_open()
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise RequestError("messages must be a list of {'role': ..., 'content': ...}, or several", "messages")
         is_one = bool(messages) and isinstance(messages[0], Mapping)
@@ -202,6 +204,7 @@ class LLM:
 
         A caller may read several streams in turns, and call `generate` in between: each stream buffers its own output.
         """
+        self._check_open()
         (params,) = _params_for([prompt], sampling_params)
         if params.n != 1:
             raise RequestError("stream answers one choice at a time; set n to 1", "n")
@@ -215,6 +218,7 @@ class LLM:
         try:
             is_done = False
             while not is_done:
+                self._check_open()
                 while not pieces:
                     self._step()
                 piece = pieces.popleft()
@@ -277,6 +281,11 @@ class LLM:
         finally:
             for request_id in answers:
                 self._let_go(request_id)
+
+    def _check_open(self) -> None:
+        """Raises: StarspecError after `close`."""
+        if not self._end_drafts.alive:
+            raise StarspecError("this LLM is closed")
 
     def _step(self) -> None:
         for output in self.engine.step().values():
