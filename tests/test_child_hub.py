@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from starspec import LLM, ConfigError, SamplingParams
-from starspec.child_hub import ChildHub, ChildHubDrafts
+from starspec.child_hub import MAX_DEATHS, ChildHub, ChildHubDrafts
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.errors import StarspecError
 from starspec.hub.checks import suited_to
 from starspec.models.resolve import resolve_draft
 from starspec.observe.status import StatusWatch
 from starspec.stats import HubStats
+from starspec.supervise.child import ChildSpec
 
 TARGET = "synthetic:role=target,step_ms=10"
 DRAFT = "synthetic:role=draft,step_ms=1,alpha=0.85"
@@ -183,6 +184,25 @@ def test_a_hub_that_cannot_start_is_an_error_with_its_own_words() -> None:
     draft = ModelConfig(model="synthetic:role=draft,vocab=7")
     with pytest.raises(ConfigError, match="hub cannot start: synthetic model: vocab must be at least 64, got 7"):
         ChildHub(SpeculativeConfig(model=draft.model, run_ahead=True), draft, TARGET)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "code", ["kill -9 $$", 'echo \'{"type":"ready","address":"x"}\' >&$STARSPEC_SUPERVISOR_FD; kill -9 $$']
+)
+def test_a_hub_that_dies_again_and_again_while_it_starts_is_soon_an_error(
+    monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    def dying(_: object, environment: dict[str, str]) -> ChildSpec:
+        return ChildSpec(name="hub", command=("/bin/bash", "-c", code), environment=environment, is_essential=False)
+
+    monkeypatch.setattr("starspec.child_hub.hub_spec", dying)
+    begun_s = time.monotonic()
+    with pytest.raises(
+        StarspecError, match=f"the draft's process ended {MAX_DEATHS} times before it was ready: killed"
+    ):
+        llm_of()
+    assert time.monotonic() - begun_s < 15.0
 
 
 @pytest.mark.parametrize(

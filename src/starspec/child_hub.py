@@ -25,6 +25,7 @@ from starspec.models.loading.progress import report
 from starspec.policy.length.snapshot import LengthPolicy
 from starspec.speculation.tree import DraftTree
 from starspec.stats import TargetStats
+from starspec.supervise.child import ChildState
 from starspec.supervise.ports import PortReservations
 from starspec.supervise.star import child_environment, hub_spec
 from starspec.supervise.supervisor import Supervisor
@@ -34,6 +35,7 @@ from starspec.wire.transports.zmq_target import ZmqTarget
 NUM_BUSY: Final = 2  # target and hub compute at the same time
 LEASE_S: Final = 86400.0  # an idle target says nothing, and the hub ends with it anyhow
 CONNECT_S: Final = 30.0  # longest time from a hub that is ready to a connected target
+MAX_DEATHS: Final = 3  # before a target is connected; more would only make its user wait
 STEP_S: Final = 0.05  # between looks at a hub that is starting
 
 log = structlog.get_logger()
@@ -67,6 +69,7 @@ class ChildHub:
             self._supervisor.start()
             while not self._supervisor.is_ready:
                 self._supervisor.step(STEP_S)
+                self.check_start()
                 report(f"hub: {self._supervisor.views[0].detail}")
         except BaseException:
             self.stop()
@@ -81,6 +84,13 @@ class ChildHub:
         """Log what the hub says, and start it again if it has died. Never blocks."""
         self._supervisor.step(0.0)
 
+    def check_start(self) -> None:
+        """For a target that is not connected yet. Raises: StarspecError if the process has died MAX_DEATHS times."""
+        view = self._supervisor.views[0]
+        num_deaths = view.num_restarts + 1
+        if num_deaths >= MAX_DEATHS and view.state in (ChildState.WAITING, ChildState.GIVEN_UP):
+            raise StarspecError(f"the draft's process ended {num_deaths} times before it was ready: {view.detail}")
+
     def stop(self) -> None:
         """End the process. Idempotent."""
         self._end.close()
@@ -90,7 +100,7 @@ class ChildHubDrafts(RemoteDrafts):
     """Drafts from a `ChildHub`, which ends with them.
 
     Args: as RemoteDrafts.
-    Raises: StarspecError if the hub does not admit this target. Effects: returns once it is connected.
+    Raises: StarspecError if the hub does not admit this target, or dies again and again. Effects: returns once it is connected.
     """
 
     def __init__(
@@ -105,6 +115,7 @@ class ChildHubDrafts(RemoteDrafts):
                 if time.monotonic() > give_up_s:
                     raise StarspecError(f"the hub's process is ready, but not connected: {link.problem}")
                 self.poll()
+                hub.check_start()
                 time.sleep(STEP_S)
         except BaseException:
             self.shutdown()
