@@ -8,11 +8,11 @@ from starspec.models.loading.progress import counted, counting, listening, repor
 from starspec.observe.progress import ProgressBar
 
 
-def lines_of(moments: list[tuple[float, str, int, int]], **options: object) -> list[str]:
+def lines_of(moments: list[tuple[float, str, int, int]], width: int = 100, **options: object) -> list[str]:
     """What a bar prints that is told these things at these times."""
     written = io.StringIO()
     now_s = 0.0
-    bar = ProgressBar("loading", console=Console(file=written, width=100), clock=lambda: now_s, **options)
+    bar = ProgressBar("loading", console=Console(file=written, width=width), clock=lambda: now_s, **options)
     with bar:
         for now_s, stage, num_done, num_all in moments:  # noqa: B007 (the clock reads it)
             bar.show(stage, num_done, num_all)
@@ -39,6 +39,10 @@ def test_each_stage_is_a_line_after_two_seconds_and_a_long_one_another_every_ten
         "loading: packing, 0%",
         "loading: probing",
     ]
+
+
+def test_a_line_is_never_cut_where_there_is_no_terminal() -> None:
+    assert lines_of([(3.0, "reading smollm2-135m", 2, 10)], width=20) == ["loading: reading smollm2-135m, 20%"]
 
 
 def test_nothing_is_shown_if_nobody_wants_it() -> None:

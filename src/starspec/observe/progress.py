@@ -97,7 +97,7 @@ class ProgressBar:
             and now - self._printed_s >= pause_s
         ):
             self._printed_s, self._printed_stage, self._printed_line = now, stage, line
-            self._console.print(line)
+            self._console.print(line, soft_wrap=True)
 
 
 def with_share(stage: str, num_done: int, num_all: int) -> str:
