@@ -168,6 +168,30 @@ def test_bad_options_are_refused_in_a_sentence() -> None:
         LLM(TARGET, speculative_config={1: 2})
 
 
+def test_what_vllm_says_by_default_is_taken_and_anything_else_is_refused_by_name() -> None:
+    ngram = {"method": "ngram", "draft_tensor_parallel_size": 1}
+    options = {"tensor_parallel_size": 1, "trust_remote_code": False}
+    with LLM(TARGET, speculative_config=ngram, max_model_len=256, **options) as llm:
+        assert len(llm.generate([1], GREEDY)[0].outputs[0].token_ids) == 24
+    with LLM(TARGET, speculative_config=ngram | {"draft_tensor_parallel_size": None}):
+        pass
+    refused = [
+        ({"tensor_parallel_size": 2}, "LLM: tensor_parallel_size: each model runs on one device; leave it out"),
+        ({"trust_remote_code": True}, "LLM: trust_remote_code: starspec never runs code of a checkpoint; leave it out"),
+        (
+            {"dtype": "auto"},
+            "LLM: dtype 'auto': starspec does not take it from the checkpoint; leave it out for",
+        ),
+        (
+            {"speculative_config": ngram | {"draft_tensor_parallel_size": 2}},
+            "speculative config: draft_tensor_parallel_size: each model runs on one device; leave it out",
+        ),
+    ]
+    for given, said in refused:
+        with pytest.raises(ConfigError, match=f"^{said}"):
+            LLM(TARGET, **given)
+
+
 @pytest.mark.parametrize("name", ["plain", "ngram", "draft"])
 def test_a_closed_llm_says_so_whatever_it_is_asked(name: str) -> None:
     llm = llm_of(name)

@@ -100,7 +100,8 @@ class ChildHubDrafts(RemoteDrafts):
     """Drafts from a `ChildHub`, which ends with them.
 
     Args: as RemoteDrafts.
-    Raises: StarspecError if the hub does not admit this target, or dies again and again. Effects: returns once it is connected.
+    Raises: StarspecError if the hub does not admit this target, or dies again and again.
+    Effects: returns once it is connected.
     """
 
     def __init__(

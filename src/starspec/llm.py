@@ -22,9 +22,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast, get_args
 
-from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, SpeculativeConfig, TargetConfig, build, nearest
+from starspec.config import (
+    BatchingConfig,
+    BatchingMethod,
+    Dtype,
+    ModelConfig,
+    SpeculativeConfig,
+    TargetConfig,
+    build,
+    nearest,
+    without_vllm_defaults,
+)
 from starspec.engine.drafts import Drafts
 from starspec.engine.engine import TargetEngine
 from starspec.errors import ConfigError, RequestError, StarspecError
@@ -43,6 +53,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or vLLM's form of either: {"prompt": text} or {"prompt_token_ids": ids}."""
 ChatMessage = Mapping[str, Any]
 DEFAULTS = TargetConfig()
+DEFAULT_DTYPE = ModelConfig(model="").dtype
 PROMPT_KEYS = ["prompt_token_ids", "prompt"]
 
 
@@ -322,6 +333,12 @@ def _speculative_config(given: object) -> SpeculativeConfig | None:
 def _model_config(model: str, max_num_seqs: int, options: Mapping[str, Any]) -> ModelConfig:
     own = ["speculative_config", "max_num_seqs", "batching", "prefill_chunk", "use_tqdm"]
     names = [*own, *(each.name for each in fields(ModelConfig) if each.name not in ("num_rows", "kv_budget_bytes"))]
+    options = without_vllm_defaults(options, "LLM")
+    if options.get("dtype") == "auto":
+        raise ConfigError(
+            f"LLM: dtype 'auto': starspec does not take it from the checkpoint; leave it out for {DEFAULT_DTYPE}, or"
+            f" say another: {', '.join(each for each in get_args(Dtype) if each != DEFAULT_DTYPE)}"
+        )
     for name in options:
         if name not in names:
             raise ConfigError(f"LLM: unknown option '{name}'{nearest(name, names)}")

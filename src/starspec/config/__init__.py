@@ -4,7 +4,7 @@ A field's annotation also states its command-line option (see `option.py`). A fl
 default. An unknown key is an error that names the nearest known key.
 """
 
-from starspec.config.checks import build, nearest
+from starspec.config.checks import build, nearest, without_vllm_defaults
 from starspec.config.gateway import GatewayConfig
 from starspec.config.hub import (
     MIN_LEASE_S,
@@ -101,4 +101,5 @@ __all__ = [
     "build",
     "nearest",
     "read_thresholds",
+    "without_vllm_defaults",
 ]

@@ -16,6 +16,13 @@ from starspec.errors import ConfigError
 T = TypeVar("T")
 
 SURE: Final = 0.75  # likeness of two words, from which on one is meant for the other
+ONE_DEVICE: Final = "each model runs on one device"
+VLLM_DEFAULTS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+    "tensor_parallel_size": ((1,), ONE_DEVICE),
+    "draft_tensor_parallel_size": ((1, None), ONE_DEVICE),
+    "trust_remote_code": ((False,), "starspec never runs code of a checkpoint"),
+}
+"""Keys of vLLM's that are taken with these values only, and why."""
 
 
 def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
@@ -42,6 +49,17 @@ def _kind_sentence(error: msgspec.ValidationError) -> str:
     what, _, at = str(error).replace("`", "").partition(" - at $.")
     what = what[:1].lower() + what[1:]
     return f"{at}: {what}" if at else what
+
+
+def without_vllm_defaults(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values without keys of vLLM's that starspec lacks.
+
+    Raises: ConfigError with a sentence of the key's own if it has not the value that it has in vLLM by default.
+    """
+    for key, (defaults, sentence) in VLLM_DEFAULTS.items():
+        if key in values and values[key] not in defaults:
+            raise ConfigError(f"{where}: {key}: {sentence}; leave it out")
+    return {key: value for key, value in values.items() if key not in VLLM_DEFAULTS}
 
 
 def check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:

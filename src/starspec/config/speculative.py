@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
-from starspec.config.checks import at_least, build, check_words, is_probability, one_of
+from starspec.config.checks import at_least, build, check_words, is_probability, one_of, without_vllm_defaults
 from starspec.config.hub import RunAhead
 from starspec.config.limits import MAX_DRAFT_TOKENS, MAX_TOP_K
 from starspec.config.model import ModelConfig, Quantization, check_device
@@ -214,7 +214,7 @@ class SpeculativeConfig:
         Raises: ConfigError naming the unknown key and the nearest known one, or what is out of range or said twice.
         """
         where = "speculative config"
-        known = {str(key).replace("-", "_"): value for key, value in values.items()}
+        known = without_vllm_defaults({str(key).replace("-", "_"): value for key, value in values.items()}, where)
         for key, part in (("remote", RemoteConfig), ("length", LengthConfig)):
             if isinstance(known.get(key), Mapping):
                 known[key] = build(part, known[key], f"{where}, {key}")
