@@ -166,6 +166,23 @@ async def test_a_bad_chat_parameter_is_a_400_that_names_it(gateway: Any, body: A
     assert not gateway.target.submitted
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"speculative": "off"}, 'speculative: must be true, false or an object, as {"num_speculative_tokens": 4}'),
+        ({"speculative": 0}, 'speculative: must be true, false or an object, as {"num_speculative_tokens": 4}'),
+        ({"max_tokens": -1}, "max_tokens: must be at least 1"),
+        ({"max_tokens": 0}, "max_tokens: must be at least 1"),
+    ],
+)
+async def test_the_sentence_about_a_wrong_value_says_what_works(gateway: Any, wrong: Any, said: str) -> None:
+    for path, body in (("completions", {"prompt": "hi"}), ("chat/completions", {"messages": [USER]})):
+        assert error_of(await gateway.post(f"/v1/{path}", **body, **wrong))["message"] == said
+    if "max_tokens" in wrong:
+        reply = await gateway.post("/v1/chat/completions", messages=[USER], max_completion_tokens=wrong["max_tokens"])
+        assert error_of(reply)["message"] == said.replace("max_tokens", "max_completion_tokens")
+
+
 async def test_an_unknown_speculative_key_names_the_nearest_one(gateway: Any) -> None:
     reply = await gateway.post("/v1/completions", prompt="hi", speculative={"num_spec_tokens": 3})
     assert "num_speculative_tokens" in error_of(reply)["message"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from starspec.quoting import quoted
@@ -38,8 +38,23 @@ def _known_role(role: str) -> str:
     return role
 
 
+def _positive(count: int) -> int:
+    """In words; pydantic's would be "greater than or equal to"."""
+    if count < 1:
+        raise ValueError("must be at least 1")
+    return count
+
+
+def _switch_or_object(given: Any) -> Any:
+    """Before pydantic says which branches of the union do not fit."""
+    if given is not None and not isinstance(given, bool | dict):
+        raise ValueError('must be true, false or an object, as {"num_speculative_tokens": 4}')
+    return given
+
+
 Text = Annotated[str, AfterValidator(_encodable)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Limit = Annotated[int, Field(le=MAX_COUNT), AfterValidator(_positive)]
 TokenIds = Annotated[list[Count], Field(fail_fast=True)]  # a body with a million wrong elements gives one error
 Texts = Annotated[list[Text], Field(fail_fast=True)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -71,7 +86,7 @@ class SamplingFields(Body):
     frequency_penalty: Number | None = None
     logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIAS)] | None = None
     seed: int | None = None
-    max_tokens: Count | None = None
+    max_tokens: Limit | None = None
     min_tokens: Count | None = None
     stop: Text | Annotated[Texts, Field(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
@@ -80,7 +95,7 @@ class SamplingFields(Body):
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    speculative: bool | dict[str, Any] | None = None
+    speculative: Annotated[bool | dict[str, Any] | None, BeforeValidator(_switch_or_object)] = None
     return_token_ids: bool | None = None
     user: str | None = None  # accepted for compatibility and not used
 
@@ -127,7 +142,7 @@ class ChatPrompt(Body):
 class ChatCompletionRequest(ChatPrompt, SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: Limit | None = None
 
 
 class TokenizeRequest(Body):
