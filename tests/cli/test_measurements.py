@@ -35,9 +35,9 @@ def test_verify_takes_prompts_of_a_file(starspec, tmp_path: Path) -> None:
 
 
 def test_verify_exits_1_and_says_where_if_a_promise_is_broken(starspec, monkeypatch: pytest.MonkeyPatch) -> None:
-    from starspec.engine import round as target_round
+    from starspec.windows import judging
 
-    verify_trees = target_round.verify_trees
+    verify_trees = judging.verify_trees
 
     def believe(trees, logits, *arguments):
         """Take a proposal of four tokens for the truth."""
@@ -47,7 +47,7 @@ def test_verify_exits_1_and_says_where_if_a_promise_is_broken(starspec, monkeypa
             for tree, verdict in zip(trees, verdicts, strict=True)
         ]
 
-    monkeypatch.setattr(target_round, "verify_trees", believe)
+    monkeypatch.setattr(judging, "verify_trees", believe)
     outcome = starspec(*VERIFY, "--draft", DRAFT, "--batch", "1")
     assert outcome.code == 1
     assert "greedy, draft, batch 1: first divergence in prompt own/" in outcome.out

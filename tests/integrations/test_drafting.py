@@ -562,9 +562,9 @@ def test_what_rounds_took_says_nothing_of_the_next_hub() -> None:
 def watch_weighing(monkeypatch: pytest.MonkeyPatch, note: Callable[..., None]) -> None:
     """Effects: `note` is told what lengths are weighed by."""
 
-    def weigh(*given: Any) -> ChosenLengths:
+    def weigh(*given: Any, is_hopeful: bool) -> ChosenLengths:
         note(*given)
-        return fastest_lengths(*given)
+        return fastest_lengths(*given, is_hopeful=is_hopeful)
 
     monkeypatch.setattr("starspec.policy.length.goodput.fastest_lengths", weigh)
 
