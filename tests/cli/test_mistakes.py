@@ -10,7 +10,14 @@ MISTAKES = {
         "no such option: --speculative-confg; did you mean '--speculative-config'? (see starspec up --help)",
     ),
     "unknown command": (("drat",), "no such command 'drat'. Did you mean 'draft'? (see starspec --help)"),
-    "missing option": (("target",), "missing option '--target' / '--model'. (see starspec target --help)"),
+    "missing option": (
+        ("target", "x"),
+        "missing option '--target' / '--model': give the model as --target MODEL (see starspec target --help)",
+    ),
+    "another missing option": (
+        ("calibrate", "--target", "x"),
+        "missing option '--draft' / '--spec-model'. (see starspec calibrate --help)",
+    ),
     "no model": (
         ("up",),
         "give the targets' model: starspec up MODEL, or --target MODEL, a Hugging Face folder, hub id, .gguf file, or",

@@ -114,6 +114,8 @@ def _sentence_of(error: TyperException) -> str:
         if nearest
         else error.format_message().replace("Value error, ", "")
     )  # pydantic's mark
+    if what.startswith("Missing option '--target'"):
+        what = f"{what.rstrip('.')}: give the model as --target MODEL"
     where = f" (see {context.command_path} --help)" if context else ""
     return what[0].lower() + " ".join(what[1:].split()) + where
 
