@@ -146,4 +146,4 @@ def _log_to_stderr() -> None:
 
 def _say(name: str, line: str) -> None:
     """Log what the process printed, or what happened to it."""
-    log.warning("of the hub's process", name=name, line=line)
+    log.warning("the hub's process reports", name=name, line=line)

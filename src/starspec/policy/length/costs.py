@@ -34,8 +34,10 @@ class Costs:
             num_tokens: of its step; None if it did more than verify, such as prefill a prompt of its own.
         """
         if self.prefill.is_going_on and self.steps:
-            is_compared = num_tokens is not None and self.steps.covers(num_tokens)
-            self.prefill.add_step(seconds, self.steps.seconds(num_tokens) if num_tokens and is_compared else None)
+            usual_s = None
+            if num_tokens is not None and self.steps.covers(num_tokens):
+                usual_s = self.steps.seconds(num_tokens)
+            self.prefill.add_step(seconds, usual_s)
         elif num_tokens is not None:
             self.steps.add(num_tokens, seconds)
 

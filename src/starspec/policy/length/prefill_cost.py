@@ -4,6 +4,9 @@ A hub on its own machine prefills while the target decodes, and the target loses
 slows the target down for as long as it prefills. So the cost is not the time that the hub prefills, but the time that
 the target loses. It has two parts: the wait when the target sends the prompts, and the time by which its steps are
 slower than usual, divided by the prefilled tokens.
+
+Our engine measures all the time that it spends on the hub, so its waits count by tokens, too (`add_wait`). A plug-in of
+vLLM knows only the wait of the step that sends the prompts (`add_request`).
 """
 
 from __future__ import annotations
