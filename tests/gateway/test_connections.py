@@ -357,7 +357,7 @@ async def test_a_newcomer_gets_the_place_of_a_body_that_does_not_come(start_gate
 async def test_a_body_that_nobody_wants_keeps_no_place_for_long(
     start_gateway: Any, monkeypatch: pytest.MonkeyPatch, status: int, key: bytes
 ) -> None:
-    monkeypatch.setattr(http_protocol, "REST_S", 0.5)  # a busy machine reads the answer before the connection ends
+    monkeypatch.setattr(http_protocol, "REST_S", 0.2)
     gateway = await start_gateway(api_key="k", max_body_bytes=1000)
     client = await Client.connect(gateway.url)
     path = b"/nowhere" if status == 404 else b"/v1/completions"

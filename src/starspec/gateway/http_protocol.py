@@ -28,7 +28,7 @@ PIECE_BYTES: Final = 4 * 1024  # parsed at once; at worst 700 chunks of one byte
 MAX_HEAD_BYTES: Final = 16 * 1024
 MAX_EARLY_BYTES: Final = 64 * 1024  # of next requests, while an answer is generated
 REST_S: Final = 5.0  # for the end of a body that nobody wants; the client may read its answer only after it
-LINGER_S: Final = 1.0  # between an error and the close: a close at once, with bytes unread, would destroy the error
+LINGER_S: Final = 1.0  # between an answer's end and the close: a close with bytes unread would destroy the answer
 NO_PLACE: Final = HttpError(503, "the gateway has no connection left: try again", retry_after_s=NO_CONNECTION_S)
 
 
@@ -78,7 +78,7 @@ class GatewayProtocol(H11Protocol):
         self._has_answered_now = False
         self._awaits_turn = False
         self._feeds_soon = False
-        self._is_refused = False
+        self._lingers = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -175,13 +175,11 @@ class GatewayProtocol(H11Protocol):
         if has_answered or self.transport.is_closing():
             self.transport.close()
         else:
-            self._is_refused = True
             if self.cycle is not None and not self.cycle.response_complete:
                 request: dict[str, Any] = self.cycle.scope  # type: ignore[assignment]  # a TypedDict has no keys of ours
                 request[REFUSED_AS] = error.status  # the application counts it
             else:
                 self._note_refusal(self.client[0] if self.client else "", error)
-            self.flow.resume_reading()
             response = error.response()
             headers = [*response.raw_headers, (b"connection", b"close")]
             for event in (
@@ -190,11 +188,17 @@ class GatewayProtocol(H11Protocol):
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
-            try:
-                self.transport.write_eof()
-            except OSError:  # the client has left meanwhile
-                self.abort()
+            self._end_answer()
         self._follow()
+
+    def _end_answer(self) -> None:
+        """Say that nothing more comes. What the client still sends is read, or the system would destroy the answer."""
+        self._lingers = True
+        self.flow.resume_reading()
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client has left meanwhile
+            self.abort()
 
     def give_way(self) -> None:
         """End, for a newcomer. A client that was sending its request's body is told."""
@@ -214,7 +218,7 @@ class GatewayProtocol(H11Protocol):
             self.flow.resume_reading()  # the client's end is news, even if its next request is not
 
     def _phase_now(self) -> Phase:
-        if self._is_refused or self.transport.is_closing():
+        if self._lingers or self.transport.is_closing():
             return Phase.CLOSING
         ours, theirs = self.conn.our_state, self.conn.their_state
         if theirs is h11.IDLE:
@@ -237,7 +241,7 @@ class GatewayProtocol(H11Protocol):
             self._deadline = None
         if phase is Phase.IDLE:
             self._deadline = self.loop.call_later(self._timeouts.idle_s, self._expire)
-        elif phase is Phase.CLOSING and self._is_refused:
+        elif phase is Phase.CLOSING and self._lingers:
             self._deadline = self.loop.call_later(LINGER_S, self._expire)
         elif phase is Phase.REST:
             self._deadline = self.loop.call_later(min(REST_S, self._timeouts.receive_s), self._expire)
@@ -250,6 +254,9 @@ class GatewayProtocol(H11Protocol):
             self.refuse(HttpError(408, f"the {what} did not arrive within {self._timeouts.receive_s:g} s"))
         elif self._phase is Phase.CLOSING or self.transport.get_write_buffer_size():
             self.abort()
+        elif self._phase is Phase.REST:
+            self._end_answer()
+            self._follow()
         else:
             self.transport.close()
             self._follow()
