@@ -80,6 +80,17 @@ def test_an_abort_in_flight_frees_the_row_at_once_and_what_lands_is_nobodys() ->
     assert engine.stats.acceptance.num_emitted_tokens == 12
 
 
+def test_a_round_whose_sequences_have_all_ended_is_none() -> None:
+    verifier = WatchedVerifier(num_polls=2, depth=1, num_rows=2)
+    engine = all_running(verifier, {"a": [1]}, 30)
+    assert not engine.step()
+    assert verifier.most_in_flight == 1
+    engine.abort(RequestId("a"))
+    engine.submit(RequestId("b"), spec_of([7], 1))
+    finish(engine)
+    assert engine.stats.num_rounds == engine.stats.round.count == 1
+
+
 def test_an_abort_of_a_prompt_in_flight_commits_nothing_to_the_next_one() -> None:
     verifier = WatchedVerifier(num_polls=9, depth=3, num_rows=1)
     engine = engine_over(verifier)

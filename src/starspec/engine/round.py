@@ -68,6 +68,8 @@ class RoundRunner:
             if sequence.row is not None:
                 batch.append(sequence)
                 round_outputs.append(self._commit(sequence, tree, verdict))
+        if not batch:
+            return []  # what it took says nothing of rounds: nobody had it
         if launched.feature_layers != self.drafts.feature_layers:  # another hub was found meanwhile
             for added in round_outputs:
                 added.drop_features()
