@@ -53,27 +53,24 @@ class ChildHub:
 
     def __init__(self, speculative: SpeculativeConfig, draft: ModelConfig, target: str) -> None:
         _log_to_stderr()
-        self._end = ExitStack()
-        port = self._end.enter_context(PortReservations()).reserve(LOOPBACK, 0)
-        self.endpoint = f"tcp://{LOOPBACK}:{port}"
-        config = HubProcess(
-            hub=HubConfig(port=port, max_tags=max(HubConfig().max_tags, draft.num_rows), lease_s=LEASE_S),
-            speculative=speculative,
-            draft=draft,
-            target=target,
-            process=ProcessConfig(log_level="warning"),
-        )
-        environment = child_environment(os.environ, len(os.sched_getaffinity(0)), NUM_BUSY)
-        self._supervisor = self._end.enter_context(Supervisor([hub_spec(config, environment)], _say))
-        try:
+        with ExitStack() as ended_on_error:
+            port = ended_on_error.enter_context(PortReservations()).reserve(LOOPBACK, 0)
+            self.endpoint = f"tcp://{LOOPBACK}:{port}"
+            config = HubProcess(
+                hub=HubConfig(port=port, max_tags=max(HubConfig().max_tags, draft.num_rows), lease_s=LEASE_S),
+                speculative=speculative,
+                draft=draft,
+                target=target,
+                process=ProcessConfig(log_level="warning"),
+            )
+            environment = child_environment(os.environ, len(os.sched_getaffinity(0)), NUM_BUSY)
+            self._supervisor = ended_on_error.enter_context(Supervisor([hub_spec(config, environment)], _say))
             self._supervisor.start()
             while not self._supervisor.is_ready:
                 self._supervisor.step(STEP_S)
                 self.check_start()
                 report(f"hub: {self._supervisor.views[0].detail}")
-        except BaseException:
-            self.stop()
-            raise
+            self._end = ended_on_error.pop_all()
 
     @property
     def pid(self) -> int | None:
