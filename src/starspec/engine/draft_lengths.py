@@ -92,7 +92,7 @@ class DraftLengths:
                 trials=self._trials,
             )
 
-        about = [id(lessons), num_sequences, *(each.key for each in sequences)]
+        about = [lessons, num_sequences, *(each.key for each in sequences)]
         chosen = self._choices.choose(about, snapshot, is_urgent=bool(to_prefill))
         for sequence, history, choice in zip(sequences, histories, chosen, strict=True):
             budget = choice.budget.limited(num_steps=sequence.num_remaining - 1)

@@ -115,7 +115,8 @@ class StepDrafter:
         gone = self._book.forget(self._clock(), self._hub.holder_of)
         for request in gone:
             self._drafted.pop(request, None)
-            self._choices.forget()
+        if gone:
+            self._choices.forget()  # it holds the requests that it was about
         self._stepped.difference_update(gone)
         self._ngrams.forget(gone)
         self._hub.close(gone)
@@ -169,7 +170,7 @@ class StepDrafter:
             )
 
         about = [
-            id(self._lessons),
+            self._lessons,
             *((row.request, each.max_draft_tokens) for row, each in zip(seen, sequences, strict=True)),
         ]
         chosen = self._choices.choose(about, snapshot, is_urgent=any(each.num_to_prefill for each in sequences))

@@ -28,9 +28,9 @@ class PrefillCounts(NamedTuple):
     num_opened: int = 0  # how many `Open`s were sent; the step waits for the answer
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class HubLessons:
-    """What was learnt about one hub."""
+    """What was learnt about one hub. Another object is about another hub, or about the same one after it was lost."""
 
     rounds: RoundTimes = field(default_factory=RoundTimes)  # the wait for its proposals
     prefill: PrefillCost = field(default_factory=PrefillCost)  # of tokens that it does not hold yet
