@@ -82,20 +82,19 @@ class StepCost:
         A size between two measured sizes is on the line between them. A size above the largest costs as much as the
         largest. A size below the smallest costs in proportion to it. The last two are lower bounds.
         """
-        measured, least = self._fitted()
-        hopeful = np.interp(sizes, measured, least)
-        return np.asarray(hopeful * np.minimum(1.0, sizes / measured[0]))
+        measured, fitted = self._fitted()
+        return np.asarray(np.interp(sizes, measured, fitted) * np.minimum(1.0, sizes / measured[0]))
 
     def seconds(self, size: float) -> float:
         """As `predict`, of one size. This is much quicker for a single one."""
-        measured, least = self._fitted()
+        measured, fitted = self._fitted()
         above = bisect_left(measured, size)
         if above == 0:
-            return float(least[0] * size / measured[0])
+            return float(fitted[0] * size / measured[0])
         if above == len(measured):
-            return float(least[-1])
+            return float(fitted[-1])
         share = (size - measured[above - 1]) / (measured[above] - measured[above - 1])
-        return float(least[above - 1] + share * (least[above] - least[above - 1]))
+        return float(fitted[above - 1] + share * (fitted[above] - fitted[above - 1]))
 
     def at_most(self, size: float) -> float:
         """Seconds of a size, at most: those above the largest measured one are taken to cost in proportion to it."""
@@ -106,10 +105,10 @@ class StepCost:
 
         Up to a knee, more tokens cost nothing. Where the knee is, no line between two sizes tells.
         """
-        measured, least = self._fitted()
-        whole = np.rint(sizes)
+        measured, fitted = self._fitted()
+        predicted, whole = self.predict(sizes), np.rint(sizes)
         below = np.clip(np.searchsorted(measured, whole, side="right") - 1, 0, None)
-        return np.where(np.isin(whole, measured), self.predict(sizes), np.minimum(least[below], self.predict(sizes)))
+        return np.where(np.isin(whole, measured), predicted, np.minimum(fitted[below], predicted))
 
     def _fitted(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The measured sizes in order, and the seconds of each, at most those of any larger one."""
