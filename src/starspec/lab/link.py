@@ -141,11 +141,10 @@ class OpenLink:
             await loop.sock_connect(server, (host, port + index))
         except OSError:
             return False
-        round_trip_s = (
-            self.forth.shape.delay_ms + self.back.shape.delay_ms
-        ) / 1e3  # a client sends after the handshake
+        # a client sends after the handshake
+        ready_s = opened_s + (self.forth.shape.delay_ms + self.back.shape.delay_ms) / 1e3
         pipes = (
-            Pipe(client, server, self.forth, Travel(self.forth, random), self._passes, opened_s + round_trip_s),
+            Pipe(client, server, self.forth, Travel(self.forth, random), self._passes, ready_s),
             Pipe(server, client, self.back, Travel(self.back, Random(random.random())), self._passes, 0.0),  # noqa: S311
         )
         await asyncio.gather(*(each.run() for each in pipes))
