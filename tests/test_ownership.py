@@ -18,7 +18,7 @@ from starspec.engine.sequence_at_hub import SequenceAtHub
 from starspec.hub.committed import CommittedTokens
 from starspec.hub.round import DraftRound
 from starspec.hub.sequence import DraftSequence
-from starspec.hub.targets import TargetState
+from starspec.hub.target_state import TargetState
 from starspec.hub.tree_nodes import TreeNodes
 from starspec.policy.length.hub_lessons import HubLessons
 from starspec.policy.patience import Patience, PrefillWait, TagWait
