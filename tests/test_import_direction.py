@@ -61,13 +61,15 @@ ARROWS = {
     "child_hub": ENGINE | {"engine", "supervise"},
     "local_star": ENGINE | {"client", "hub", "engine", "child_hub"},
     "lab": {"config", "wire"},
-    "llm": ENGINE | {"windows", "engine", "local_star"},
+    "inputs": {"config", "sampling_params"},
+    "outputs": {"stats", "wire"},
+    "llm": ENGINE | {"windows", "engine", "local_star", "inputs", "outputs"},
     "harness": SERVERS | {"llm", "local_star", "__init__"},
     "bench": SERVERS | {"lab", "harness", "llm", "local_star", "__init__"},
     "doctor": ENGINE | {"hub", "engine", "local_star", "harness", "integrations"},
     "train": ENGINE | {"llm", "harness"},
     "cli": SERVERS | {"lab", "llm", "local_star", "harness", "bench", "doctor", "train", "__init__"},
-    "__init__": {"config", "sampling_params", "llm"},
+    "__init__": {"config", "sampling_params", "outputs", "llm"},
     "__main__": {"cli"},
 }
 

@@ -15,7 +15,8 @@ from starspec.openmp import SLEEP_AT_ONCE, unless_given
 if TYPE_CHECKING:
     from starspec.config import SpeculativeConfig
     from starspec.errors import CapacityError, ConfigError, RequestError, StarspecError
-    from starspec.llm import LLM, CompletionOutput, RequestOutput
+    from starspec.llm import LLM
+    from starspec.outputs import CompletionOutput, RequestOutput
     from starspec.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
@@ -35,10 +36,10 @@ __all__ = [
 _HOMES = {
     "LLM": "llm",
     "CapacityError": "errors",
-    "CompletionOutput": "llm",
+    "CompletionOutput": "outputs",
     "ConfigError": "errors",
     "RequestError": "errors",
-    "RequestOutput": "llm",
+    "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
     "SpeculativeConfig": "config",
     "StarspecError": "errors",

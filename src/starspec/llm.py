@@ -20,9 +20,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from types import TracebackType
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any, Self, cast, get_args
 
 from starspec.config import (
     BatchingConfig,
@@ -39,59 +39,20 @@ from starspec.engine.drafts import Drafts
 from starspec.engine.engine import TargetEngine
 from starspec.errors import ConfigError, RequestError, StarspecError
 from starspec.ids import RequestId
+from starspec.inputs import ChatMessage, Prompt, as_list, params_for, unwrapped
 from starspec.local_star import check_drafts, local_drafts
 from starspec.models.loading.progress import listening
 from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat, prompt_ids_of_text
 from starspec.observe.progress import ProgressBar
+from starspec.outputs import CompletionOutput, RequestOutput
 from starspec.request_specs import check_context, request_specs
 from starspec.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
-from starspec.stats import RequestStats, TargetStats
+from starspec.stats import TargetStats
 from starspec.windows.open import open_runner
-from starspec.wire.messages import EngineOutput, RequestSpec, TokenLogprob
+from starspec.wire.messages import EngineOutput, RequestSpec
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or vLLM's form of either: {"prompt": text} or {"prompt_token_ids": ids}."""
-ChatMessage = Mapping[str, Any]
 DEFAULTS = TargetConfig()
 DEFAULT_DTYPE = ModelConfig(model="").dtype
-PROMPT_KEYS = ["prompt_token_ids", "prompt"]
-
-
-@dataclass(slots=True)
-class CompletionOutput:
-    """One answer."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None
-    finish_reason: Literal["stop", "length", "abort", "error"] | None = None
-    stop_reason: int | str | None = None
-    metrics: RequestStats = field(default_factory=RequestStats)
-
-    def add(self, output: EngineOutput) -> None:
-        """Append the output of one round."""
-        self.text += output.text
-        self.token_ids += output.token_ids
-        if output.logprobs is not None:
-            self.logprobs = [*(self.logprobs or []), *output.logprobs]
-        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
-        if output.stats is not None:
-            self.metrics = output.stats
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """The answers to one prompt."""
-
-    prompt: str | None  # None if token ids were given
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-
-    @property
-    def metrics(self) -> RequestStats:
-        """Statistics of all answers together."""
-        return RequestStats.sum_of([each.metrics for each in self.outputs])
 
 
 class LLM:
@@ -174,8 +135,8 @@ class LLM:
         Raises: RequestError if a prompt can never run; no prompt has been answered then.
         """
         self._check_open()
-        several = [_unwrapped(each) for each in _as_list(prompts)]
-        params = _params_for(several, sampling_params)
+        several = [unwrapped(each) for each in as_list(prompts)]
+        params = params_for(several, sampling_params)
         results, answers = [], dict[RequestId, CompletionOutput]()
         specs = []
         for prompt, each in zip(several, params, strict=True):
@@ -216,11 +177,11 @@ class LLM:
         A caller may read several streams in turns, and call `generate` in between: each stream buffers its own output.
         """
         self._check_open()
-        (params,) = _params_for([prompt], sampling_params)
+        (params,) = params_for([prompt], sampling_params)
         if params.n != 1:
             raise RequestError("stream answers one choice at a time; set n to 1", "n")
         request_id = RequestId(f"llm-{next(self._request_numbers)}")
-        token_ids = self._token_ids(_unwrapped(prompt), add_special_tokens)
+        token_ids = self._token_ids(unwrapped(prompt), add_special_tokens)
         self._check_params(params, len(token_ids))
         (spec,) = request_specs(token_ids, params, self._eos_token_ids)
         self.engine.submit(request_id, spec)
@@ -343,42 +304,3 @@ def _model_config(model: str, max_num_seqs: int, options: Mapping[str, Any]) -> 
         if name not in names:
             raise ConfigError(f"LLM: unknown option '{name}'{nearest(name, names)}")
     return build(ModelConfig, {"model": model, "num_rows": max_num_seqs, **options}, "LLM")
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if not isinstance(prompts, str | Mapping | Sequence):
-        raise RequestError(
-            f"prompts must be text, token ids or a list of either, not {type(prompts).__name__}", "prompt"
-        )
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]  # a list of ids is one prompt
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _unwrapped(prompt: Prompt) -> str | Sequence[int]:
-    """The text or the ids of a prompt. If it has both, the ids win, as in vLLM."""
-    found: object = prompt
-    if isinstance(prompt, Mapping):
-        for key in prompt:
-            if key not in PROMPT_KEYS:
-                raise RequestError(f"a prompt has no key '{key}'{nearest(str(key), PROMPT_KEYS)}", "prompt")
-        found = next((prompt[key] for key in PROMPT_KEYS if prompt.get(key) is not None), None)
-    if not isinstance(found, str) and not _are_ids(found):
-        raise RequestError("a prompt must be text or a list of token ids", "prompt")
-    return cast("str | Sequence[int]", found)
-
-
-def _are_ids(found: object) -> bool:
-    return isinstance(found, Sequence) and all(isinstance(each, int) for each in found)
-
-
-def _params_for(
-    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * len(prompts)
-    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
-        raise ConfigError("sampling_params must be a SamplingParams, or a list of one for each prompt")
-    if len(params) != len(prompts):
-        raise ConfigError(f"{len(prompts)} prompts but {len(params)} sampling_params")
-    return params
