@@ -334,10 +334,11 @@ def test_a_target_that_rests_opens_no_tag_on_a_new_link_and_opens_all_after_the_
         star.submit(name, PROMPT, 80)
     for _ in range(5):
         star.step()
-    assert star.drafts._account is not None
-    star.drafts._account.add_time(60.0)
+    account = star.drafts._cost.account
+    assert account is not None
+    account.add_time(60.0)
     star.step()
-    assert star.drafts._account.is_resting(star.clock.now)
+    assert account.is_resting(star.clock.now)
     for _ in range(3):  # links come and go
         star.hub.kill()
         star.step()

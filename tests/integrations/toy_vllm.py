@@ -15,8 +15,7 @@ from toy import VOCAB_SIZE, next_of
 from toy_hub import ToyHub, VirtualClock
 
 from starspec.integrations.vllm.drafting import StepDrafter
-from starspec.integrations.vllm.hub_client import HubClient
-from starspec.integrations.vllm.hub_cost import account_of
+from starspec.integrations.vllm.hub_client import HubClient, account_of
 from starspec.integrations.vllm.settings import VllmSettings
 from starspec.policy.deadline import StepTimeDeadline
 

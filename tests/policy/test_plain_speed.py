@@ -6,7 +6,7 @@ import pytest
 from toy_hub import STEP_S, Star, ToyHub, VirtualClock
 
 from starspec.ids import LinkId
-from starspec.policy.plain_speed import MIN_ROUNDS, NUM_ROUNDS, PERIOD_S, PlainSpeed, is_plain_round_due
+from starspec.policy.plain_speed import MIN_ROUNDS, NUM_ROUNDS, PERIOD_S, PlainSpeed
 from starspec.wire.messages import PROTOCOL_VERSION, Ping, TargetToHub, Welcome
 
 PROMPT = list(range(1, 12))
@@ -70,20 +70,6 @@ def test_rounds_of_many_say_nothing_of_rounds_of_one() -> None:
         speed.add_round(0.02, 1, 0.0)
     assert speed.tokens_per_s(1) == pytest.approx(50.0)
     assert speed.tokens_per_s(16) == pytest.approx(20.0)
-
-
-@pytest.mark.parametrize(
-    ("is_wanted", "is_doubtful", "is_hub_lost", "is_due"),
-    [(True, False, False, True), (False, True, False, True), (False, False, False, False), (True, True, True, False)],
-)
-def test_a_round_is_plain_while_somebody_has_to_know_the_speed_and_a_hub_is_there(
-    is_wanted: bool, is_doubtful: bool, is_hub_lost: bool, is_due: bool
-) -> None:
-    speed, why = PlainSpeed(), {"is_wanted": is_wanted, "is_doubtful": is_doubtful, "is_hub_lost": is_hub_lost}
-    assert is_plain_round_due(speed, 1, 0.0, **why) == is_due
-    for _ in range(MIN_ROUNDS):
-        speed.add_round(0.02, 1, 0.0)
-    assert not is_plain_round_due(speed, 1, 0.0, **why)
 
 
 def test_rounds_without_drafts_are_spent_only_where_the_hub_wants_to_know() -> None:

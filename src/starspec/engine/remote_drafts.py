@@ -32,9 +32,9 @@ from starspec.engine.sequence_at_hub import SequenceAtHub, SequencesAtHub, Seque
 from starspec.ids import RequestKey
 from starspec.policy.deadline import NoStallDeadline, Round
 from starspec.policy.hub_account import HubAccount
+from starspec.policy.hub_cost import HubCost, RoundGain
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.snapshot import LengthPolicy
-from starspec.policy.plain_speed import PlainSpeed, is_plain_round_due
 from starspec.speculation.acceptance import RULES, AcceptanceRule
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
@@ -71,19 +71,16 @@ class RemoteDrafts:
         self._deadline = NoStallDeadline(deadline_s)
         self._at_hub = SequencesAtHub()
         self._num_sequences = 0  # in the next round: those that were ready after the last round, and those opened since
-        self._plain_speed = PlainSpeed()
-        self._num_in_round = 0  # sequences of the last round ...
-        self._is_plain_round = False  # ... none of which has a draft
         # an operator who sets the longest wait says by it what a hub may cost
-        self._account = HubAccount() if deadline_s is None else None
-        self._charging = Charging(self._account, clock, self._at_hub)
-        self._hub = HubConnection(transport, self._deadline, self, clock, self._account)
+        account = HubAccount() if deadline_s is None else None
+        self._cost = HubCost(account)
+        self._charging = Charging(account, clock, self._at_hub)
+        self._hub = HubConnection(transport, self._deadline, self, clock, account)
         costs = Costs() if fallback is None else fallback.lengths.costs  # the target's steps are the same for both
         self._lengths = DraftLengths(policy, costs, lambda: self._hub.record.lessons, stats.lengths, clock)
         self._round: Round | None = None  # the drafts that this round waited for; None = they show no usual cost
         self._drafted: dict[RequestKey, int] = {}  # sequences in a round with a draft of the hub: steps requested
-        self._drafted_share = 0.0  # of the round's draft tokens: those of the hub
-        self._num_gained = 0.0  # tokens that the hub's drafts gained, on average over all sequences of the round
+        self._gain = RoundGain(0, has_drafts=False)  # of the round that was reported last
 
     @property
     def is_connected(self) -> bool:
@@ -129,7 +126,6 @@ class RemoteDrafts:
                 self._hub.send(at_hub.frames())
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        self._num_in_round = len(batch)
         with self._charging:
             trees = self._collect(batch)
         self._weigh(batch, trees)
@@ -142,7 +138,7 @@ class RemoteDrafts:
         asked = [at_hub.tag for at_hub in held if at_hub is not None and at_hub.tag.is_awaited]
         self._round, is_prefilling = None, self._hub.is_prefilling
         self._poll()
-        if self._is_plain_round_due:
+        if self._is_plain_round_due(len(batch)):
             return [EMPTY_TREE] * len(batch)
         waited = self._hub.wait(asked)
         self._stats.num_late_rounds += bool(waited.late)
@@ -165,7 +161,7 @@ class RemoteDrafts:
         lessons.weigh_round(hub_s, lengths, is_prefilling=self._hub.is_prefilling)
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
-        self._note_drafts(batch, emitted)
+        self._gain = self._gain_of(batch, emitted)
         self._num_sequences = self._num_ready(batch)
         with self._charging:
             self._report(batch, emitted)
@@ -174,13 +170,16 @@ class RemoteDrafts:
         if self._fallback is not None:
             self._fallback.report(batch, emitted)
 
-    def _note_drafts(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
+    def _gain_of(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> RoundGain:
         """What the round that is reported had of the hub. Others may have begun since."""
         by_hub = [added for each, added in zip(batch, emitted, strict=True) if each.key in self._drafted]
         num_draft_tokens = sum(each.num_draft_tokens for each in emitted)
-        self._num_in_round, self._is_plain_round = len(batch), not num_draft_tokens
-        self._drafted_share = sum(each.num_draft_tokens for each in by_hub) / max(1, num_draft_tokens)
-        self._num_gained = sum(len(each.token_ids) - 1 for each in by_hub) / max(1, len(batch))
+        return RoundGain(
+            len(batch),
+            has_drafts=num_draft_tokens > 0,
+            drafted_share=sum(each.num_draft_tokens for each in by_hub) / max(1, num_draft_tokens),
+            num_gained=sum(len(each.token_ids) - 1 for each in by_hub) / max(1, len(batch)),
+        )
 
     def _report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         messages: list[TargetToHub] = []
@@ -223,15 +222,9 @@ class RemoteDrafts:
     def note_round(self, round_s: float, verify_s: float, num_tokens: int) -> None:
         self._deadline.note_round(round_s, verify_s)
         self._lengths.end_round(num_tokens, verify_s)
-        if self._is_plain_round:
-            self._plain_speed.add_round(verify_s, self._num_in_round, self._clock())
-        self._stats.plain_tokens_per_s = self._plain_speed.tokens_per_s(self._num_in_round)
+        self._cost.end_round(verify_s, self._gain, self._clock())
+        self._stats.plain_tokens_per_s = self._cost.plain_tokens_per_s(self._gain.num_sequences)
         self._hub.note_plain_speed(self._stats.plain_tokens_per_s)
-        if self._account is not None:
-            plain_s = self._plain_speed.round_s(self._num_in_round)
-            self._account.end_round(
-                verify_s, plain_s, self._num_gained, self._clock(), drafted_share=self._drafted_share
-            )
 
     def poll(self) -> None:
         with self._charging:
@@ -245,17 +238,12 @@ class RemoteDrafts:
     def shutdown(self) -> None:
         self._transport.close()
 
-    @property
-    def _is_plain_round_due(self) -> bool:
+    def _is_plain_round_due(self, num_sequences: int) -> bool:
         """Whether the next round should have no drafts, to measure the plain speed, if the hub or the account asks."""
         welcome = self._transport.welcome
-        return is_plain_round_due(
-            self._plain_speed,
-            self._num_in_round,
-            self._clock(),
-            is_wanted=welcome is not None and welcome.is_plain_speed_wanted,
-            is_doubtful=self._account is not None and self._account.is_doubtful,
-            is_hub_lost=self._hub.is_lost,
+        is_wanted = welcome is not None and welcome.is_plain_speed_wanted
+        return self._cost.is_plain_round_due(
+            num_sequences, self._clock(), is_hub_lost=self._hub.is_lost, is_speed_wanted=is_wanted
         )
 
     # ---------------------------------------------------------------- messages from the hub

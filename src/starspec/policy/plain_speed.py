@@ -50,19 +50,5 @@ class PlainSpeed:
         return self._round_s[_size(num_sequences)].num_young(now) < MIN_ROUNDS
 
 
-def is_plain_round_due(
-    speed: PlainSpeed, num_sequences: int, now: float, *, is_wanted: bool, is_doubtful: bool, is_hub_lost: bool
-) -> bool:
-    """Whether the next round should have no drafts, to measure the plain speed.
-
-    A lost hub drafts nothing, so rounds are plain anyway.
-
-    Args:
-        is_wanted: the hub wants to know the plain speed.
-        is_doubtful: as `HubAccount.is_doubtful`.
-    """
-    return (is_wanted or is_doubtful) and not is_hub_lost and speed.is_due(num_sequences, now)
-
-
 def _size(num_sequences: int) -> int:
     return num_sequences.bit_length()

@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from starspec.client.pace import PacedChoices
 from starspec.integrations.vllm.draft import NO_DRAFT, Draft, DraftRequest, LocalNgramDrafts
 from starspec.integrations.vllm.hub_client import HubClient
-from starspec.integrations.vllm.hub_cost import HubCost
 from starspec.integrations.vllm.rows import KnownRequest, RowBook, SeenRow, Tokens
 from starspec.integrations.vllm.settings import VllmSettings
+from starspec.log_limit import LogLimit
 from starspec.policy.deadline import StepTimeDeadline
+from starspec.policy.hub_cost import HubCost, RoundGain
 from starspec.policy.length.acceptance import SHRUNK_FADE, Acceptance
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.fixed import FixedLength
@@ -24,6 +26,8 @@ from starspec.policy.length.hub_lessons import HubLessons
 from starspec.policy.length.snapshot import Choice, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.trials import Trials
 from starspec.speculation.budget import DraftBudget
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -68,7 +72,8 @@ class StepDrafter:
         self._hub_trials, self._ngram_trials = Trials(), Trials()
         self._ended_s: float | None = None  # when the last step ended
         self._stepped: set[KnownRequest] = set()  # requests that got tokens in it
-        self._cost = None if hub.account is None else HubCost(hub.account, clock)
+        self._cost = HubCost(hub.account)
+        self._log_limit = LogLimit(clock)
         self._is_by_hub = False  # the drafts of the last step
 
     @property
@@ -96,7 +101,7 @@ class StepDrafter:
             self.costs.add_finished(num_tokens)
         seen = [row for row in rows if row is not None]
         chosen = self._chosen(seen)
-        is_plain = self._is_plain_step_due(len(seen), now)
+        is_plain = self._cost.is_plain_round_due(len(seen), now, is_hub_lost=not self._hub.is_serving)
         wanted = [
             DraftRequest(row.request, 0 if is_plain else each.budget.num_draft_tokens)
             for row, each in zip(seen, chosen, strict=True)
@@ -132,24 +137,20 @@ class StepDrafter:
             return None
         return len(rows) + sum(len(self._drafted[each].last.token_ids) for each in requests)
 
-    def _is_plain_step_due(self, num_rows: int, now: float) -> bool:
-        is_hub_lost = not self._hub.is_serving
-        return self._cost is not None and self._cost.is_plain_step_due(num_rows, now, is_hub_lost=is_hub_lost)
-
     def _end_account(self, rows: Sequence[SeenRow | None], step_s: float, now: float) -> None:
         """Tell the account what vLLM's step took and gained, if its time is that of its rows."""
-        if self._cost is None or self._size_of_step(rows) is None:
+        account = self._cost.account
+        if account is None or self._size_of_step(rows) is None:
             return
         going_on = [row for row in rows if row is not None]
         drafted = [(len(self._drafted[row.request].last.token_ids), row.num_new - 1) for row in going_on]
-        self._cost.end_step(
-            step_s,
-            len(going_on),
-            sum(min(num_drafted, num_accepted) for num_drafted, num_accepted in drafted),
-            now,
-            has_drafts=any(num_drafted for num_drafted, _ in drafted),
-            is_by_hub=self._is_by_hub,
-        )
+        gain = RoundGain(len(going_on), has_drafts=any(num_drafted for num_drafted, _ in drafted))
+        if gain.has_drafts and self._is_by_hub:
+            num_accepted = sum(min(num_drafted, num_accepted) for num_drafted, num_accepted in drafted)
+            gain = gain._replace(drafted_share=1.0, num_gained=num_accepted / len(going_on))
+        if self._cost.end_round(step_s, gain, now):
+            event = "the hub takes more time than its drafts save; it is asked for none for a while"
+            self._log_limit.log(log.warning, event, seconds=round(account.rest_s(now), 1))
 
     @property
     def _lessons(self) -> HubLessons:
@@ -210,6 +211,6 @@ class StepDrafter:
             drafts = {} if self._settings.fallback == "none" else self._ngrams.draft(wanted)
         now, lengths = self._clock(), [len(draft.token_ids) for draft in drafts.values()]
         self._hub.lessons.weigh_step(now - asked_s, lengths, is_prefilling=self._hub.is_prefilling)
-        if self._cost is not None:
+        if self._cost.account is not None:
             self._cost.account.add_time(now - asked_s)
         return drafts

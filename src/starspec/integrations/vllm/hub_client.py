@@ -13,6 +13,7 @@ from starspec.client.connection import HubConnection
 from starspec.client.tag import HubTag
 from starspec.integrations.vllm.draft import Draft, DraftRequest
 from starspec.integrations.vllm.rows import KnownRequest
+from starspec.integrations.vllm.settings import VllmSettings
 from starspec.policy.deadline import StepTimeDeadline
 from starspec.policy.hub_account import HubAccount
 from starspec.policy.length.hub_lessons import HubLessons
@@ -22,6 +23,15 @@ from starspec.wire.messages import Open, Proposal, Reopen, TargetToHub
 from starspec.wire.transports.base import TargetTransport
 
 LIKELIEST: Final = SamplingSpec(temperature=0.0)  # what the hub proposes; vLLM tells a proposer no sampling parameters
+
+
+def account_of(settings: VllmSettings) -> HubAccount | None:
+    """The hub's account of a server with these settings; None if it keeps none.
+
+    Lengths that adapt weigh a hub's cost themselves, and an operator who sets the longest wait says by it what a hub
+    may cost. Fixed lengths are what the operator asked for: the account only decides whether the hub is asked at all.
+    """
+    return None if settings.adaptive or settings.deadline_ms is not None else HubAccount()
 
 
 class HubClient:

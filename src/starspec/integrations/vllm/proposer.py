@@ -28,8 +28,7 @@ from starspec.fingerprint import vocab_fingerprint
 from starspec.ids import TargetId
 from starspec.integrations.vllm.cpu_sampler import patch_sampler
 from starspec.integrations.vllm.drafting import StepDrafter
-from starspec.integrations.vllm.hub_client import HubClient
-from starspec.integrations.vllm.hub_cost import account_of
+from starspec.integrations.vllm.hub_client import HubClient, account_of
 from starspec.integrations.vllm.settings import VllmSettings, load_settings
 from starspec.integrations.vllm.shared_cores import advise
 from starspec.integrations.vllm.versions import check_version
