@@ -1,7 +1,7 @@
 """A target's connection to one hub: its tags, whether the hub is alive, how long to wait, and what was measured.
 
 The connection does not decide which messages the hub gets. The target's listener decides that:
-`engine/remote_drafts.py` for sequences of our engine, `integrations/vllm/hub_client.py` for requests of vLLM. A target
+`engine/hub_tags.py` for sequences of our engine, `integrations/vllm/hub_client.py` for requests of vLLM. A target
 may have several connections.
 """
 
