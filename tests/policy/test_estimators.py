@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.policy.estimators import DecayedLine, DecayedMean, DecayedRatio, WindowMedian
+from starspec.policy.estimators import DecayedLine, DecayedMean, DecayedRatio, WindowMedian, WindowRate
 from starspec.stats import SMOOTHING, Mean
 
 values = st.lists(st.floats(0.001, 1000.0), min_size=1, max_size=60)
@@ -146,3 +146,14 @@ def test_a_window_forgets_what_is_too_old_when_it_is_measured_anew() -> None:
     assert window.value == 6.0
     window.add(7.0, 30.0)
     assert window.value is None
+
+
+def test_a_rate_is_that_of_the_last_seconds_and_at_first_of_fewer() -> None:
+    rate = WindowRate(5.0, 100.0)
+    assert rate.value(100.0) == 0.0
+    rate.add(6, 101.0)
+    assert rate.value(102.0) == pytest.approx(3.0)
+    rate.add(4, 104.0)
+    assert rate.value(105.0) == pytest.approx(2.0)
+    assert rate.value(106.5) == pytest.approx(0.8)
+    assert rate.value(109.5) == 0.0

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import get_args
 
 from starspec.config import Policy, TargetConfig
 from starspec.engine.detokenize import Decodes, Detokenizer
 from starspec.engine.drafts import Drafts
 from starspec.engine.prefill import LaunchedChunk, Prefiller
+from starspec.engine.request_table import RequestTable
 from starspec.engine.round import LaunchedRound, RoundRunner
 from starspec.engine.sequence import Finish, RoundOutput, SequenceState, TargetSequence
 from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestError
 from starspec.ids import LOCAL, PeerId, RequestId, RequestKey
-from starspec.policy.queue_turns import Sender, in_turns, who_gives_way
-from starspec.policy.target_batch import Candidate, ScheduleSnapshot, StepPlan, passed_over
+from starspec.policy.estimators import WindowRate
+from starspec.policy.queue_turns import Sender
+from starspec.policy.target_batch import ScheduleSnapshot, StepPlan
 from starspec.speculation.acceptance import DEFAULT_THRESHOLDS, KeyThresholds, Relaxation
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
@@ -63,41 +65,34 @@ class TargetEngine:
         self._prefills = Prefiller(verifier, drafts, clock, config.prefill_chunk, trace)
         self._rounds = RoundRunner(verifier, drafts, stats, clock, trace)
         self._scheduler = make_scheduler(config)
-        self._sequences: dict[RequestKey, TargetSequence] = {}  # in order of arrival
+        self._requests = RequestTable(verifier.cache, config.num_rows, config.max_num_queued_reqs)
         self._in_flight: dict[Ticket, LaunchedRound | LaunchedChunk] = {}
         self._landed: deque[Landed] = deque()  # and not finished yet
         self._at_work: Sequence[TargetSequence] = ()  # of the chunk or round that is begun or finished just now
         self._outputs: dict[RequestKey, EngineOutput] = {}  # of this step, so far
-        self._started_s = clock()
-        self._recent_tokens: deque[tuple[float, int]] = deque()  # (time, number of tokens) of the last seconds
-        self._num_recent_tokens = 0  # their sum
+        self._rate = WindowRate(RATE_WINDOW_S, clock())  # of tokens
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences)
+        return bool(self._requests)
 
     @property
     def num_running(self) -> int:
-        return sum(each.row is not None for each in self._sequences.values())
+        return self._requests.num_running
 
     @property
     def num_waiting(self) -> int:
-        return len(self._sequences) - self.num_running
+        return self._requests.num_waiting
 
     @property
     def max_num_requests(self) -> int:
-        """Requests that can be held at once, running and waiting."""
-        return min(self.verifier.cache.num_rows, self._config.num_rows) + self._config.max_num_queued_reqs
+        """As `RequestTable`."""
+        return self._requests.max_num_requests
 
     @property
     def has_room(self) -> bool:
-        """Whether the queue is below its limit. A request for which a row is free is not in the queue."""
-        return self._num_queued < self._config.max_num_queued_reqs
-
-    @property
-    def _num_queued(self) -> int:
-        """Requests that will still wait after the next step's admissions."""
-        return max(0, self.num_waiting - self._num_free_rows)
+        """As `RequestTable`."""
+        return self._requests.has_room
 
     def submit(
         self, request_id: RequestId, spec: RequestSpec, peer: PeerId = LOCAL, owner: str = ""
@@ -113,12 +108,12 @@ class TargetEngine:
         """
         key = RequestKey(peer, request_id)
         try:
-            if key in self._sequences:
+            if self._requests.get(key) is not None:
                 raise RequestError(f"request id {request_id} is in use", "request_id")
             self.check(spec)
-            late = None if self.has_room else self._who_gives_way(Sender(owner, peer))
+            late = None if self.has_room else self._requests.who_gives_way(Sender(owner, peer))
             if late is None and not self.has_room:
-                raise QueueFull(f"{self._num_queued} requests are waiting for a cache row; try again later")
+                raise QueueFull(f"{self._requests.num_queued} requests are waiting for a cache row; try again later")
         except (RequestError, CapacityError):
             self.stats.num_rejected += 1
             raise
@@ -126,11 +121,6 @@ class TargetEngine:
             self.abort(late.request_id, late.peer)
         self._add(key, spec, owner)
         return late
-
-    def _who_gives_way(self, newcomer: Sender) -> RequestKey | None:
-        waiting = [each for each in self._sequences.values() if each.row is None]
-        place = who_gives_way([each.sender for each in waiting], newcomer)
-        return None if place is None else waiting[place].key
 
     def _add(self, key: RequestKey, spec: RequestSpec, owner: str) -> None:
         """Let a sound request wait for a row."""
@@ -145,35 +135,37 @@ class TargetEngine:
             skip_special_tokens=spec.skip_special_tokens,
         )
         relaxation = Relaxation(spec.relaxed_tau, self._thresholds) if spec.relaxed_tau > 0.0 else None
-        self._sequences[key] = TargetSequence(
-            key,
-            spec,
-            max_len=min(num_prompt + max_tokens, info.max_model_len),
-            eos_token_ids=info.eos_token_ids,
-            detokenizer=detokenizer,
-            arrived_s=self._clock(),
-            rule=self.drafts.rule.relaxed() if relaxation else self.drafts.rule,
-            relaxation=relaxation,
-            owner=owner,
+        self._requests.add(
+            TargetSequence(
+                key,
+                spec,
+                max_len=min(num_prompt + max_tokens, info.max_model_len),
+                eos_token_ids=info.eos_token_ids,
+                detokenizer=detokenizer,
+                arrived_s=self._clock(),
+                rule=self.drafts.rule.relaxed() if relaxation else self.drafts.rule,
+                relaxation=relaxation,
+                owner=owner,
+            )
         )
 
     def abort(self, request_id: RequestId, peer: PeerId = LOCAL) -> None:
         """Stop a request and free its resources. An unknown id is ignored."""
-        sequence = self._sequences.get(RequestKey(peer, request_id))
+        sequence = self._requests.get(RequestKey(peer, request_id))
         if sequence is None:
             return
         self.stats.num_aborted += 1
         self.drafts.close(sequence)
-        self._release(sequence)
+        self._requests.release(sequence)
 
     @property
     def peers(self) -> set[PeerId]:
         """The peers with requests that have not ended."""
-        return {key.peer for key in self._sequences}
+        return self._requests.peers
 
     def requests_of(self, peer: PeerId) -> list[RequestId]:
-        """The ids of the peer's requests that have not ended, oldest first."""
-        return [key.request_id for key in self._sequences if key.peer == peer]
+        """As `RequestTable`."""
+        return self._requests.requests_of(peer)
 
     def step(self) -> dict[RequestKey, EngineOutput]:
         """Admit sequences, launch one prefill chunk and one round, finish what has landed.
@@ -199,13 +191,13 @@ class TargetEngine:
         num_left_out = self._count_passed_over(snapshot, plan)
         scheduled_s = self._clock()
         if plan.admit:
-            self._admit([self._sequences[key] for key in plan.admit])
+            self.drafts.open(self._requests.admit(plan.admit, self._clock()))
         if plan.prefill is not None:
-            self._launch_chunk(self._sequences[plan.prefill])
+            self._launch_chunk(self._requests[plan.prefill])
         if not plan.decode:
             self.drafts.poll()
             return plan.prefill is not None
-        batch = self._sorted_by_row(plan.decode)
+        batch = self._requests.sorted_by_row(plan.decode)
         self._at_work = batch
         launched = self._rounds.begin(batch)
         self._in_flight[launched.ticket] = launched
@@ -241,7 +233,7 @@ class TargetEngine:
             num_tokens += len(output.token_ids)
             if sequence.state is SequenceState.FINISHED:
                 self.stats.num_finished += 1
-                self._release(sequence)
+                self._requests.release(sequence)
         self._update_rate(num_tokens)
 
     def _take_outputs(self) -> dict[RequestKey, EngineOutput]:
@@ -258,10 +250,10 @@ class TargetEngine:
         """
         outputs = self._take_outputs()
         failed = [each for each in self._at_work if each.row is not None]
-        for sequence in failed or [each for each in self._sequences.values() if each.row is not None]:
+        for sequence in failed or self._requests.with_rows:
             outputs[sequence.key] = sequence.output(RoundOutput(finish=Finish("error", reason)))
             self.drafts.close(sequence)
-            self._release(sequence)
+            self._requests.release(sequence)
         return outputs
 
     def refresh_rate(self) -> None:
@@ -269,15 +261,8 @@ class TargetEngine:
         self._update_rate(0)
 
     def check_integrity(self) -> None:
-        """Assert that the leased cache rows are exactly the rows of the sequences."""
-        rows = [each.row for each in self._sequences.values() if each.row is not None]
-        assert len(rows) == len(set(rows)), "two sequences share a row"
-        assert self.verifier.cache.rows.leased == set(rows), "leased rows are not the sequences' rows"
-        for each in self._sequences.values():
-            if each.state is SequenceState.RUNNING:
-                assert each.row is not None
-                assert self.verifier.cache.lengths[each.row] == len(each.token_ids) - 1
-        self.verifier.cache.check_integrity()
+        """As `RequestTable`."""
+        self._requests.check_integrity()
 
     def check(self, spec: RequestSpec) -> None:
         """Raises: RequestError, naming the parameter, if the request can never run here."""
@@ -307,66 +292,18 @@ class TargetEngine:
         if not all(0 <= token_id < info.vocab_size for token_id in spec.sampling.logit_bias):
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
 
-    def _sorted_by_row(self, keys: Iterable[RequestKey]) -> list[TargetSequence]:
-        """The sequences in the order of their cache rows, so that neighbours in the batch are neighbours in memory."""
-        sequences = [self._sequences[key] for key in keys]
-        return sorted(sequences, key=lambda sequence: -1 if sequence.row is None else sequence.row)
-
     def _snapshot(self) -> ScheduleSnapshot:
-        by_state: dict[SequenceState, list[TargetSequence]] = {state: [] for state in SequenceState}
-        for sequence in self._sequences.values():
-            by_state[sequence.state].append(sequence)
-        by_state[SequenceState.PREFILLING].sort(key=lambda sequence: sequence.admitted_s)
-        if waiting_now := by_state[SequenceState.WAITING]:
-            running_now = (each.sender for each in self._sequences.values() if each.row is not None)
-            turns = in_turns([each.sender for each in waiting_now], running_now)
-            by_state[SequenceState.WAITING] = [waiting_now[place] for place in turns]
         in_flight = {sequence for launched in self._in_flight.values() for sequence in launched.batch}
-        waiting, prefilling, running = (
-            tuple(
-                Candidate(each.key, len(each.token_ids), each.num_passed_over, each in in_flight)
-                for each in by_state[state]
-            )
-            for state in (SequenceState.WAITING, SequenceState.PREFILLING, SequenceState.RUNNING)
-        )
-        return ScheduleSnapshot(waiting, prefilling, running, self._num_free_rows, self.verifier.depth)
-
-    @property
-    def _num_free_rows(self) -> int:
-        """Rows that this engine may still lease. The runner may have more rows than `num_rows` of the config."""
-        return min(self.verifier.cache.num_free_rows, self._config.num_rows - self.num_running)
+        return self._requests.snapshot(in_flight, self.verifier.depth)
 
     def _count_passed_over(self, snapshot: ScheduleSnapshot, plan: StepPlan) -> int:
-        """Count for each sequence the consecutive steps that chose others instead, for a row or for a round.
-
-        Returns: the number of sequences that could be in this step's round and are not.
-        """
-        overtaken, left_out = passed_over(snapshot, plan)
-        for key in (*plan.admit, *plan.decode):
-            self._sequences[key].note_chosen()
-        for key in (*overtaken, *left_out):
-            self._sequences[key].note_passed_over()
-        waits = [self._sequences[key].num_passed_over for key in left_out]
+        """As `RequestTable.note_plan`. Returns: how many could be in this step's round and are not."""
+        left_out = self._requests.note_plan(snapshot, plan)
+        waits = [each.num_passed_over for each in left_out]
         self.stats.batch.longest_wait_rounds = max(self.stats.batch.longest_wait_rounds, *waits, 0)
         return len(left_out)
 
-    def _admit(self, sequences: list[TargetSequence]) -> None:
-        admitted_s = self._clock()
-        for sequence in sequences:
-            sequence.admit(self.verifier.cache.lease(), admitted_s)
-        self.drafts.open(sequences)
-
-    def _release(self, sequence: TargetSequence) -> None:
-        del self._sequences[sequence.key]
-        row = sequence.release()
-        if row is not None:
-            self.verifier.cache.free(row)
-
     def _update_rate(self, num_tokens: int) -> None:
         now = self._clock()
-        self._recent_tokens.append((now, num_tokens))
-        self._num_recent_tokens += num_tokens
-        while self._recent_tokens[0][0] < now - RATE_WINDOW_S:
-            self._num_recent_tokens -= self._recent_tokens.popleft()[1]
-        known_s = min(RATE_WINDOW_S, now - self._started_s)
-        self.stats.tokens_per_s = self._num_recent_tokens / known_s if known_s > 0 else 0.0
+        self._rate.add(num_tokens, now)
+        self.stats.tokens_per_s = self._rate.value(now)

@@ -6,6 +6,7 @@ Every policy that learns a cost or a rate keeps it in one of these classes. They
     DecayedRatio    events in trials: accepted tokens in verified ones
     DecayedLine     a cost that grows with a size: seconds of a draft step by its sequences
     WindowMedian    one quantity with outliers: seconds of a forward on a shared machine
+    WindowRate      events a second: tokens that a target emits
 """
 
 from __future__ import annotations
@@ -137,3 +138,30 @@ class WindowMedian:
     def value(self) -> float | None:
         """None while it is unknown."""
         return median(self._values) if len(self._values) >= self._min_count else None
+
+
+class WindowRate:
+    """Events a second, over the last seconds.
+
+    Args:
+        window_s: so many.
+        started_s: the time now. Until `window_s` have passed, the rate is that since then.
+    """
+
+    def __init__(self, window_s: float, started_s: float) -> None:
+        self._window_s = window_s
+        self._started_s = started_s
+        self._counts: deque[tuple[float, int]] = deque()  # (time, events) of the window
+        self._sum = 0  # of these events
+
+    def add(self, num_events: int, now: float) -> None:
+        """So many events have happened just now."""
+        self._counts.append((now, num_events))
+        self._sum += num_events
+
+    def value(self, now: float) -> float:
+        """The rate. Later calls may only ask about the same time or a later one."""
+        while self._counts and self._counts[0][0] < now - self._window_s:
+            self._sum -= self._counts.popleft()[1]
+        known_s = min(self._window_s, now - self._started_s)
+        return self._sum / known_s if known_s > 0 else 0.0
