@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 
+import msgspec
 import pytest
+
+from starspec.config import RemoteConfig, SpeculativeConfig
 
 PROJECT = Path(__file__).parent.parent
 DOCS = PROJECT / "docs"
@@ -95,3 +99,15 @@ def test_every_decision_has_a_number_a_date_and_a_status(page: Path) -> None:
     assert title.startswith(f"# {int(page.stem[:3])}. ")
     assert not blank
     assert re.match(r"\d{4}-\d{2}-\d{2} · (Accepted|Superseded by \[)", facts), facts
+
+
+def test_the_page_of_the_speculative_config_has_every_key_with_its_default() -> None:
+    page = (DOCS / "speculative-config.md").read_text(encoding="utf-8")
+    written = dict(re.findall(r"^\| `(\w+)` \|\s*`?([^`|]*?)`?\s*\|", page, re.MULTILINE))
+    parts = {"remote": "", "length": ""}  # objects, which have rows of their own or a sentence
+    known = {
+        each.name: parts.get(each.name, msgspec.json.encode(getattr(kind(), each.name)).decode())
+        for kind in (SpeculativeConfig, RemoteConfig)
+        for each in fields(kind)
+    }
+    assert written == known
