@@ -18,19 +18,21 @@ from starspec.config.option import MEASURE
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
 
+FixedBatches = Annotated[
+    bool,
+    typer.Option(
+        "--fixed-batches",
+        help="A batch takes no new sequences until all its sequences have ended, as in the paper. Not for exspec.",
+    ),
+]
+
 
 @bound
 def batch(
     models: Annotated[ModelPair, take("target", "draft", "quantization", "method", "dtype", "numerics", "num_threads")],
     plan: BatchPlan,
     exspec: Annotated[BatchingOptions, take("window", "max_passed_over", "min_group")],
-    fixed_batches: Annotated[
-        bool,
-        typer.Option(
-            "--fixed-batches",
-            help="A batch takes no new sequences until all its sequences have ended, as in the paper. Not for exspec.",
-        ),
-    ] = False,
+    fixed_batches: FixedBatches = False,
     dataset: Datasets = None,
     max_prompt_tokens: Annotated[
         int | None,
