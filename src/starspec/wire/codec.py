@@ -130,22 +130,6 @@ class Decoder(Generic[T]):
         _check_count(frames)
         return [self.decode(frame) for frame in frames]
 
-    def decode_sound(self, frames: Sequence[bytes]) -> tuple[list[T], list[PeerProtocolError]]:
-        """Decode those frames of one multipart that are valid, so that a bad frame affects only its own request.
-
-        Returns: the messages, and one error for each bad frame.
-        Raises: PeerProtocolError for too many frames.
-        """
-        _check_count(frames)
-        messages: list[T] = []
-        errors: list[PeerProtocolError] = []
-        for frame in frames:
-            try:
-                messages.append(self.decode(frame))
-            except PeerProtocolError as error:
-                errors.append(error)
-        return messages, errors
-
     def _check(self, message: Message) -> None:
         """Raises: ValueError if the message is not valid. Effects: makes its texts for people readable."""
         match message:
