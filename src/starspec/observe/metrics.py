@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -43,29 +42,20 @@ class StatusCollector(Collector):
 
     Args:
         snapshot: called on the scraping thread; must not block.
-        prefix: of every name; `vllm:` makes dashboards for vLLM find the `spec_decode_*` counters.
     """
 
-    def __init__(self, snapshot: Callable[[], StatusSnapshot], prefix: str = PREFIX) -> None:
+    def __init__(self, snapshot: Callable[[], StatusSnapshot]) -> None:
         self._snapshot = snapshot
-        self._prefix = prefix
 
     def collect(self) -> Iterator[Metric]:
-        return families(self._snapshot(), self._prefix)
+        return families(self._snapshot())
 
     def describe(self) -> Iterator[Metric]:
         """The families without samples, so that registration needs no snapshot."""
-        return families(StatusSnapshot(), self._prefix)
+        return families(StatusSnapshot())
 
 
-def registry_of(snapshot: Callable[[], StatusSnapshot], prefix: str = PREFIX) -> CollectorRegistry:
-    """A registry that holds only the collector: ready for `generate_latest` or `start_http_server`."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(StatusCollector(snapshot, prefix))
-    return registry
-
-
-def families(snapshot: StatusSnapshot, prefix: str = PREFIX) -> Iterator[Metric]:
+def families(snapshot: StatusSnapshot) -> Iterator[Metric]:
     """Every family, with one sample for each target (label `target`) or for the hub (label `draft`).
 
     A hub's statistics of its targets have the label `target` too; a vLLM server has no other samples.
@@ -73,40 +63,38 @@ def families(snapshot: StatusSnapshot, prefix: str = PREFIX) -> Iterator[Metric]
     targets = {str(each.target_id): each for each in snapshot.targets}
     hubs = {snapshot.hub.draft_name: snapshot.hub} if snapshot.hub else {}
     at_hub = {str(name): stats for name, stats in snapshot.hub.targets.items()} if snapshot.hub else {}
-    yield from _families(TARGET_COUNTERS, CounterMetricFamily, prefix, "target", targets)
+    yield from _families(TARGET_COUNTERS, CounterMetricFamily, "target", targets)
     yield _counts(
         snapshot.targets,
-        f"{prefix}spec_decode_num_accepted_tokens_per_pos",
+        f"{PREFIX}spec_decode_num_accepted_tokens_per_pos",
         "Draft tokens accepted at each position.",
         "position",  # as in vLLM, 0 is the first draft token
         lambda stats: enumerate(stats.acceptance.num_accepted_tokens_per_pos),
     )
     yield _counts(
         snapshot.targets,
-        f"{prefix}draft_length_choices",
+        f"{PREFIX}draft_length_choices",
         "Draft lengths that the policy chose.",
         "steps",
         lambda stats: enumerate(stats.lengths.num_by_length),
     )
     yield _counts(
         snapshot.targets,
-        f"{prefix}draft_length_reasons",
+        f"{PREFIX}draft_length_reasons",
         "Why the policy chose no longer draft: cap, cost, doubt, probe or off.",
         "reason",
         lambda stats: stats.lengths.num_by_reason.items(),
     )
-    yield from _families(TARGET_GAUGES, GaugeMetricFamily, prefix, "target", targets)
-    yield from _families(HUB_COUNTERS, CounterMetricFamily, prefix, "draft", hubs)
-    yield from _families(HUB_GAUGES, GaugeMetricFamily, prefix, "draft", hubs)
-    yield from _families(HUB_TARGET_COUNTERS, CounterMetricFamily, prefix, "target", at_hub)
-    yield from _families(HUB_TARGET_GAUGES, GaugeMetricFamily, prefix, "target", at_hub)
+    yield from _families(TARGET_GAUGES, GaugeMetricFamily, "target", targets)
+    yield from _families(HUB_COUNTERS, CounterMetricFamily, "draft", hubs)
+    yield from _families(HUB_GAUGES, GaugeMetricFamily, "draft", hubs)
+    yield from _families(HUB_TARGET_COUNTERS, CounterMetricFamily, "target", at_hub)
+    yield from _families(HUB_TARGET_GAUGES, GaugeMetricFamily, "target", at_hub)
 
 
-def _families(
-    quantities: Sequence[Quantity[S]], kind: Family, prefix: str, label: str, statuses: dict[str, S]
-) -> Iterator[Metric]:
+def _families(quantities: Sequence[Quantity[S]], kind: Family, label: str, statuses: dict[str, S]) -> Iterator[Metric]:
     for quantity in quantities:
-        family = kind(prefix + quantity.name, quantity.meaning, labels=[label])
+        family = kind(PREFIX + quantity.name, quantity.meaning, labels=[label])
         for name, status in statuses.items():
             family.add_metric([name], quantity.read(status))
         yield family
