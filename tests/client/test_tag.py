@@ -83,7 +83,7 @@ def test_a_tag_that_cannot_be_told_sends_nothing_and_is_never_awaited(
         monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 10)
     tag, _ = new_tag(vocab_size=3 if is_foreign else None)
     assert tag.ask(TWO, 0.0) is None
-    assert tag.is_unsendable
+    assert tag.reopening.is_forbidden
     assert not tag.is_awaited
     assert tag.session.epoch == 0
 

@@ -68,11 +68,6 @@ class HubTag(TagWait):
         return self.must_be_answered(may_be_of_use=self.num_unsent < self.num_wanted)
 
     @property
-    def is_unsendable(self) -> bool:
-        """Whether no message holds the tokens. Such a sequence is decoded plainly to its end."""
-        return self.reopening.is_forbidden
-
-    @property
     def should_catch_up(self) -> bool:
         """Whether to send the tokens now and to wait for a draft only a step later, as the hub has many to prefill."""
         return self.session.is_held and self.may_catch_up(self.num_unsent, self.num_wanted)
@@ -107,7 +102,7 @@ class HubTag(TagWait):
         Args:
             budget: of the draft; no nodes = no draft is wanted.
             is_catch_up: no step waits for the answer.
-        Returns: the message; None, and `is_unsendable`, if no message can hold the tokens.
+        Returns: the message; None if no message can hold the tokens. The sequence is then decoded plainly to its end.
         """
         most = 1 + self.num_wanted
         message = self._verdict(budget) if self.session.is_held else self._open(budget)
