@@ -43,3 +43,6 @@ class LateVerifier:
         while self._held and self._num_polls - self._held[0][0] > self._num_late:
             landed.append(self._held.popleft()[1])
         return landed
+
+    def close(self) -> None:
+        pass

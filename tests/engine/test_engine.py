@@ -389,7 +389,8 @@ def test_a_round_that_fails_ends_those_that_were_in_it() -> None:
     runner.bad_num_tokens = 3
     with pytest.raises(RuntimeError):
         engine.step()
-    failed = {each.request_id for each in engine.fail_step("internal error").values()}
+    ended = engine.fail_step("internal error").values()
+    failed = {each.request_id for each in ended if each.finish_reason == "error"}
     runner.bad_num_tokens = None
     engine.check_integrity()
     assert len(failed) == 2

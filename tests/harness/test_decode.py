@@ -102,7 +102,7 @@ def test_the_recorder_passes_everything_on(bench: Workbench) -> None:
         def poll(self):
             self.calls.append("poll")
 
-        def note_round(self, round_s, verify_s, num_tokens):
+        def note_round(self, times):
             self.calls.append("note_round")
 
         def shutdown(self):

@@ -239,6 +239,21 @@ class HubConnection:
 
     # ---------------------------------------------------------------- waiting
 
+    def holds_back(self, tag: HubTag) -> bool:
+        """Whether a round should go without this tag's sequence, because its proposal may still come in time.
+
+        For a target that has rounds in flight: it does not stand still for a proposal. This time counts as waited.
+        """
+        if (
+            not tag.is_awaited
+            or self.is_lost
+            or self._is_resting
+            or any(each.is_excused for each in self.tags.values())
+        ):
+            return False
+        now = self._clock()
+        return now - tag.hold_back(now) < self._deadline.seconds([tag.num_wanted], self.record.rounds)
+
     def wait(self, asked: Sequence[HubTag]) -> Waited:
         """Receive until all these tags are answered, the deadline has passed, or the hub is lost.
 
@@ -256,8 +271,10 @@ class HubConnection:
             for tag in awaited:
                 tag.stop_waiting()
             return Waited()
-        late = self._wait_for(awaited, started_s) if awaited else []
-        round_ = _round_of(asked, late, self._clock() - started_s) if asked else None
+        held_s = [tag.held_back_s for tag in asked if tag.held_back_s is not None]
+        late = self._wait_for(awaited, min(held_s, default=started_s)) if awaited else []
+        is_telling = bool(asked) and not held_s
+        round_ = _round_of(asked, late, self._clock() - started_s) if is_telling else None
         if round_ is not None:
             self.record.rounds.add(round_)
         if self.record.patience.is_pausing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -20,6 +20,15 @@ from starspec.speculation.acceptance import COUPLED, AcceptanceRule
 from starspec.speculation.ngram import PromptLookup
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.stats import HubState, TargetStats
+
+
+class RoundTimes(NamedTuple):
+    """What one round took."""
+
+    round_s: float  # in all
+    traversal_s: float  # from its launch until it landed: a sequence gets its tokens so late
+    occupancy_s: float  # its share of that time: other rounds were in flight, too
+    num_tokens: int  # of its forward, with those of drafts
 
 
 class Drafts(Protocol):
@@ -50,11 +59,15 @@ class Drafts(Protocol):
     def close(self, sequence: TargetSequence) -> None:
         """The sequence has ended without a round: it was aborted, or it failed."""
 
-    def note_round(self, round_s: float, verify_s: float, num_tokens: int) -> None:
-        """A round took `round_s` in all and `verify_s` for its forward over `num_tokens`, with those of drafts.
+    def holds_back(self, sequence: TargetSequence) -> bool:
+        """Whether the next round should go without this sequence, because its proposal may still come in time.
 
-        Deadlines and lengths follow these times.
+        Asked only while other rounds are in flight. With none in flight, `collect` waits.
         """
+        ...
+
+    def note_round(self, times: RoundTimes) -> None:
+        """A round took so long. Deadlines and lengths follow these times."""
 
     def poll(self) -> None:
         """Keep the connection, and connect again. Called between rounds and while idle. Never blocks."""
@@ -102,7 +115,10 @@ class NoDrafts:
     def close(self, sequence: TargetSequence) -> None:
         pass
 
-    def note_round(self, round_s: float, verify_s: float, num_tokens: int) -> None:
+    def holds_back(self, sequence: TargetSequence) -> bool:  # noqa: ARG002 (of the interface)
+        return False
+
+    def note_round(self, times: RoundTimes) -> None:
         pass
 
     def poll(self) -> None:
@@ -162,8 +178,8 @@ class NgramDrafts(NoDrafts):
             else:
                 self._lookup.append(sequence.key, added.token_ids)
 
-    def note_round(self, round_s: float, verify_s: float, num_tokens: int) -> None:  # noqa: ARG002 (of the interface)
-        self.lengths.end_round(num_tokens, verify_s)
+    def note_round(self, times: RoundTimes) -> None:
+        self.lengths.end_round(times.num_tokens, times.traversal_s)
 
     def close(self, sequence: TargetSequence) -> None:
         self._requested.pop(sequence.key, None)

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import get_args
 
+from msgspec.structs import replace
+
 from starspec.config import Policy, TargetConfig
 from starspec.engine.detokenize import Decodes, Detokenizer
 from starspec.engine.drafts import Drafts
@@ -170,14 +172,15 @@ class TargetEngine:
     def step(self) -> dict[RequestKey, EngineOutput]:
         """Admit sequences, launch one prefill chunk and one round, finish what has landed.
 
-        A sequence is in flight at most once, and only those that are not can be launched. If there is nothing to
-        launch, wait for a landing.
+        A sequence is in flight at most once, and only those that are not can be launched. While rounds are in flight,
+        those are left out whose drafts may still come in time. If there is nothing to launch, wait for a landing.
 
         Returns: the output of each sequence of the rounds that landed.
         """
-        has_room = len(self._in_flight) < self.verifier.depth
-        if not has_room:
+        if self._in_flight:
             self.drafts.poll()
+            self._land(0.0)
+        has_room = len(self._in_flight) < self.verifier.depth
         if not (has_room and self._launch()) and self._in_flight:
             self._land(LANDING_WAIT_S)
         return self._take_outputs()
@@ -199,7 +202,7 @@ class TargetEngine:
             return plan.prefill is not None
         batch = self._requests.sorted_by_row(plan.decode)
         self._at_work = batch
-        launched = self._rounds.begin(batch)
+        launched = self._rounds.begin(batch, len(self._in_flight))
         self._in_flight[launched.ticket] = launched
         self._land(0.0)
         self.stats.batch.schedule_s += scheduled_s - started_s
@@ -240,6 +243,14 @@ class TargetEngine:
         outputs, self._outputs = self._outputs, {}
         return outputs
 
+    def keep_links(self) -> None:
+        """Call it now and then while there is no work, so that hub and stages know that this target lives.
+
+        Raises: PeerLost if a stage is gone.
+        """
+        self.drafts.poll()
+        self._land(0.0)
+
     def fail_step(self, reason: str) -> dict[RequestKey, EngineOutput]:
         """After an exception in a step: end the requests of the launch that raised, so that the others can go on.
 
@@ -251,7 +262,10 @@ class TargetEngine:
         outputs = self._take_outputs()
         failed = [each for each in self._at_work if each.row is not None]
         for sequence in failed or self._requests.with_rows:
-            outputs[sequence.key] = sequence.output(RoundOutput(finish=Finish("error", reason)))
+            last = sequence.output(RoundOutput(finish=Finish("error", reason)))
+            if (landed := outputs.get(sequence.key)) is not None:  # its round before landed in this step, too
+                last = replace(last, token_ids=landed.token_ids, text=landed.text, logprobs=landed.logprobs)
+            outputs[sequence.key] = last
             self.drafts.close(sequence)
             self._requests.release(sequence)
         return outputs
@@ -293,8 +307,11 @@ class TargetEngine:
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
 
     def _snapshot(self) -> ScheduleSnapshot:
-        in_flight = {sequence for launched in self._in_flight.values() for sequence in launched.batch}
-        return self._requests.snapshot(in_flight, self.verifier.depth)
+        busy = {sequence for launched in self._in_flight.values() for sequence in launched.batch}
+        if self._in_flight:
+            running = [each for each in self._requests.with_rows if each.state is SequenceState.RUNNING]
+            busy |= {each for each in running if each not in busy and self.drafts.holds_back(each)}
+        return self._requests.snapshot(busy, self.verifier.depth)
 
     def _count_passed_over(self, snapshot: ScheduleSnapshot, plan: StepPlan) -> int:
         """As `RequestTable.note_plan`. Returns: how many could be in this step's round and are not."""

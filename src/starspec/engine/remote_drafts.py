@@ -23,7 +23,7 @@ from torch import Tensor
 
 from starspec.client.charging import Charging
 from starspec.config import SampleMethod
-from starspec.engine.drafts import NgramDrafts
+from starspec.engine.drafts import NgramDrafts, RoundTimes
 from starspec.engine.hub_tags import HubTags
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestKey
@@ -170,10 +170,14 @@ class RemoteDrafts:
         self._drafted.pop(sequence.key, None)
         self._tags.close(sequence)
 
-    def note_round(self, round_s: float, verify_s: float, num_tokens: int) -> None:
-        self._deadline.note_round(round_s, verify_s)
-        self._tags.lengths.end_round(num_tokens, verify_s)
-        self._cost.end_round(verify_s, self._gain, self._clock())
+    def holds_back(self, sequence: TargetSequence) -> bool:
+        at_hub = self._at_hub.by_request.get(sequence.key)
+        return at_hub is not None and self._hub.holds_back(at_hub.tag)
+
+    def note_round(self, times: RoundTimes) -> None:
+        self._deadline.note_round(times.round_s, times.traversal_s)
+        self._tags.lengths.end_round(times.num_tokens, times.traversal_s)
+        self._cost.end_round(times.occupancy_s, self._gain, self._clock())
         self._stats.plain_tokens_per_s = self._cost.plain_tokens_per_s(self._gain.num_sequences)
         self._hub.note_plain_speed(self._stats.plain_tokens_per_s)
 

@@ -108,8 +108,13 @@ class RequestTable:
 
     # ---------------------------------------------------------------- for a scheduler
 
-    def snapshot(self, in_flight: Collection[TargetSequence], depth: int) -> ScheduleSnapshot:
-        """What a scheduler chooses from. Args: depth: rounds that should be in flight."""
+    def snapshot(self, busy: Collection[TargetSequence], depth: int) -> ScheduleSnapshot:
+        """What a scheduler chooses from.
+
+        Args:
+            busy: sequences that cannot be in this step's round.
+            depth: rounds that should be in flight.
+        """
         by_state: dict[SequenceState, list[TargetSequence]] = {state: [] for state in SequenceState}
         for sequence in self._sequences.values():
             by_state[sequence.state].append(sequence)
@@ -119,8 +124,7 @@ class RequestTable:
             by_state[SequenceState.WAITING] = [waiting_now[place] for place in turns]
         waiting, prefilling, running = (
             tuple(
-                Candidate(each.key, len(each.token_ids), each.num_passed_over, each in in_flight)
-                for each in by_state[state]
+                Candidate(each.key, len(each.token_ids), each.num_passed_over, each in busy) for each in by_state[state]
             )
             for state in (SequenceState.WAITING, SequenceState.PREFILLING, SequenceState.RUNNING)
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from starspec.engine.drafts import Drafts
+from starspec.engine.drafts import Drafts, RoundTimes
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.models.runner import Segment
 from starspec.speculation.tree import DraftTree
@@ -31,6 +31,7 @@ class LaunchedRound(NamedTuple):
     started_s: float
     collected_s: float
     moved_s: float  # that moves of keys and values had taken before
+    num_others: int  # rounds in flight when it was launched
 
 
 @dataclass(slots=True)
@@ -43,11 +44,12 @@ class RoundRunner:
     clock: Callable[[], float]
     trace: Tracer | None = None
 
-    def begin(self, batch: Sequence[TargetSequence]) -> LaunchedRound:
+    def begin(self, batch: Sequence[TargetSequence], num_others: int) -> LaunchedRound:
         """Collect drafts, and launch one window for each sequence.
 
         Args:
             batch: sequences of which none is in flight.
+            num_others: launches in flight.
         """
         started_s = self.clock()
         trees = self.drafts.collect(batch)  # an empty tree for each sequence without a proposal in time
@@ -56,7 +58,7 @@ class RoundRunner:
         windows = [_window(each, tree) for each, tree in zip(batch, trees, strict=True)]
         layers = self.drafts.feature_layers
         ticket = self.verifier.launch(windows, layers)
-        return LaunchedRound(ticket, batch, trees, layers, wanted, started_s, collected_s, moved_s)
+        return LaunchedRound(ticket, batch, trees, layers, wanted, started_s, collected_s, moved_s, num_others)
 
     def finish(self, launched: LaunchedRound, landed: Landed) -> list[tuple[TargetSequence, EngineOutput]]:
         """Commit what landed. Every sequence that has not ended meanwhile gains at least one token, or ends.
@@ -104,7 +106,9 @@ class RoundRunner:
         self.stats.t_v.add(verified_s - collected_s)
         self.stats.round.add(verified_s - started_s)
         num_tokens = sum(each.num_draft_tokens + 1 for each in launched.trees)
-        self.drafts.note_round(verified_s - started_s, verified_s - collected_s, num_tokens)
+        traversal_s = verified_s - collected_s
+        occupancy_s = traversal_s / (launched.num_others + 1)
+        self.drafts.note_round(RoundTimes(verified_s - started_s, traversal_s, occupancy_s, num_tokens))
         if self.trace is not None:
             self.trace.slice("wire", "wait", started_s, collected_s)
 

@@ -17,7 +17,7 @@ from starspec.audit import AuditLog
 from starspec.cache.memory import memory_of
 from starspec.config import TargetConfig
 from starspec.engine.engine import TargetEngine
-from starspec.errors import RETRY_AFTER_S, CapacityError, RequestError
+from starspec.errors import RETRY_AFTER_S, CapacityError, PeerLost, RequestError
 from starspec.ids import PeerId, RequestKey, TargetId
 from starspec.log_limit import LogLimit
 from starspec.wire.messages import (
@@ -81,6 +81,7 @@ class TargetServer:
                 self._run_once()
         finally:
             self._engine.drafts.shutdown()
+            self._engine.verifier.close()
             self._serving.close()
             self._audit.close()
 
@@ -104,7 +105,7 @@ class TargetServer:
             self._handle(peer, message)
         self._expire_gateways()
         if not self._engine.has_work:
-            self._engine.drafts.poll()
+            self._engine.keep_links()
             return
         self._deliver(self._step())
 
@@ -112,6 +113,9 @@ class TargetServer:
         """Run one step. If it raises, only the requests of that step fail. No other place catches such errors."""
         try:
             return self._engine.step()
+        except PeerLost as error:
+            self._log_limit.log(log.error, "a stage is lost; requests end with an error", why=str(error))
+            return self._engine.fail_step(str(error))
         except Exception:
             self._log_limit.log(log.exception, "a step failed; its requests end with an error")
             return self._engine.fail_step("internal error")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from starspec.engine.drafts import Drafts
+from starspec.engine.drafts import Drafts, RoundTimes
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestId
 from starspec.models.runner import ForwardOutput
@@ -49,8 +49,11 @@ class DraftsAround:
     def close(self, sequence: TargetSequence) -> None:
         self._drafts.close(sequence)
 
-    def note_round(self, round_s: float, verify_s: float, num_tokens: int) -> None:
-        self._drafts.note_round(round_s, verify_s, num_tokens)
+    def holds_back(self, sequence: TargetSequence) -> bool:
+        return self._drafts.holds_back(sequence)
+
+    def note_round(self, times: RoundTimes) -> None:
+        self._drafts.note_round(times)
 
     def poll(self) -> None:
         self._drafts.poll()

@@ -118,6 +118,7 @@ class TagWait:
     is_catching_up: bool = False  # the hub was told what it had missed, and has not answered; no step waits for that
     num_catch_ups: int = 0  # in a row
     has_to_catch_up: bool = False  # the hub may have to prefill tokens that it got without a request for a draft
+    held_back_s: float | None = None  # since when rounds go first that are without its sequence; None = none did
     prefill_wait: PrefillWait = field(default_factory=PrefillWait)
     patience: Patience = field(default_factory=Patience)
 
@@ -145,10 +146,16 @@ class TagWait:
 
     def begin_waiting(self, now: float, *, is_open: bool, is_draft_wanted: bool) -> None:
         """An `Open` or a `Verdict` is sent. The next step waits for the answer if it asks for a draft."""
-        self.is_awaited, self.num_catch_ups = is_draft_wanted, 0
+        self.is_awaited, self.num_catch_ups, self.held_back_s = is_draft_wanted, 0, None
         self.is_opening = is_open and is_draft_wanted
         if self.is_opening:
             self.prefill_wait.begin(now)
+
+    def hold_back(self, now: float) -> float:
+        """A round goes first that is without its sequence. Returns: since when rounds do so."""
+        if self.held_back_s is None:
+            self.held_back_s = now
+        return self.held_back_s
 
     def begin_catch_up(self, now: float) -> None:
         """A `Verdict` with many tokens is sent. No step waits for its answer."""

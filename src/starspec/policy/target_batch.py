@@ -16,7 +16,7 @@ class Candidate(NamedTuple):
     key: RequestKey
     num_tokens: int = 0  # committed
     num_passed_over: int = 0  # consecutive steps that chose others, although it was ready
-    is_in_flight: bool = False  # its tokens are being verified or prefilled: it is not ready
+    is_in_flight: bool = False  # it is being verified or prefilled, or its draft is on its way: it is not ready
 
 
 @dataclass(frozen=True, slots=True)

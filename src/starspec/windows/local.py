@@ -45,3 +45,6 @@ class LocalVerifier:
     def poll(self, timeout_s: float) -> list[Landed]:  # noqa: ARG002 (of the interface)
         landed, self._landed = self._landed, []
         return landed
+
+    def close(self) -> None:
+        pass

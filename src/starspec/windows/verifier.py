@@ -53,5 +53,12 @@ class Verifier(Protocol):
         ...
 
     def poll(self, timeout_s: float) -> list[Landed]:
-        """What has landed, in the order of the launches. Waits at most so long for the first."""
+        """What has landed, in the order of the launches. Waits at most so long for the first.
+
+        Raises: PeerLost if it never will, because a machine is gone.
+        """
+        ...
+
+    def close(self) -> None:
+        """Nothing more is launched."""
         ...
