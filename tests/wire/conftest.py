@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import zmq
@@ -32,6 +33,8 @@ from starspec.wire.messages import (
 from starspec.wire.transports.base import Arrival, Joined, Left
 from starspec.wire.transports.zmq_hub import ZmqHub
 from starspec.wire.transports.zmq_target import ZmqTarget
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `hand_made`
 
 HUB = """
 import sys
@@ -68,7 +71,8 @@ class EchoHub:
         def admit(hello: Hello, num_sequences: int) -> Welcome | Refused:
             return terms if num_sequences < max_targets else Refused("full", "no place", 0.1)
 
-        self.transport = ZmqHub("127.0.0.1", port, admit, lambda: HubStatus("echo", HubStats()), **options)
+        self.status = HubStatus("echo", HubStats())
+        self.transport = ZmqHub("127.0.0.1", port, admit, lambda: self.status, **options)
         self.heard: list[Arrival] = []
         self._is_stopping = False
         self._turn = threading.Lock()

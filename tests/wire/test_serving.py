@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 import zmq
+from hand_made import HandMade
 from structlog.testing import capture_logs
 
 from starspec.errors import ConfigError, PeerLost, PeerProtocolError
@@ -38,7 +40,7 @@ from starspec.wire.messages import (
 )
 from starspec.wire.transports import sockets
 from starspec.wire.transports.serving_client import PROBE_SILENCE_MS, ServingClient
-from starspec.wire.transports.serving_server import ServingServer
+from starspec.wire.transports.serving_server import MAX_FRAMES, ServingServer
 
 SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=SamplingSpec(), max_tokens=4)
 SUBMIT = Submit(RequestId("r"), SPEC)
@@ -299,8 +301,8 @@ def test_a_flood_of_one_gateway_causes_bounded_work_and_the_others_get_through(f
     decode = server._decoder.decode
     server._decoder.decode = lambda frame: decoded.append(frame) or decode(frame)  # type: ignore[method-assign]
     with zmq.Context() as context, raw_gateway(server, context) as raw, raw_gateway(server, context) as honest:
-        for _ in range(300):
-            raw.send_multipart([frame] * 100)
+        for _ in range(900):
+            raw.send_multipart([frame] * MAX_FRAMES)
         while server.num_frames_rejected < 5_000:  # of those that the burst of reading lets in
             server.receive(1.0)
         assert len(decoded) <= SERVING_BURST
@@ -311,6 +313,28 @@ def test_a_flood_of_one_gateway_causes_bounded_work_and_the_others_get_through(f
             heard = server.receive(0.01)
             assert now[0] < 5.0
         assert len(decoded) <= SERVING_BURST + SERVING_PER_S * now[0]
+    server.close()
+
+
+def test_multiparts_of_very_many_frames_end_their_connections_and_keep_nobody_waiting() -> None:
+    """Time stands still, so what is read has one burst, which the others do not use up."""
+    server = ServingServer("127.0.0.1", 0, clock=lambda: 0.0)
+    flood = (b"\x01\x01x" * 999 + b"\x00\x01x") * 4
+    with zmq.Context() as context, raw_gateway(server, context) as honest, contextlib.ExitStack() as stack:
+        others = [stack.enter_context(HandMade.to(server.port)) for _ in range(20)]
+        for other in others:
+            other.socket.sendall(flood)
+        ends_at = time.monotonic() + PATIENCE_S
+        while server.num_frames_rejected < len(others) * 1000:
+            assert time.monotonic() < ends_at
+            server.receive(0.01)
+        honest.send(encode(Ask(PROTOCOL_VERSION)))
+        while not server.receive(0.01):
+            assert time.monotonic() < ends_at
+        for other in others:
+            with contextlib.suppress(ConnectionError):
+                while other.socket.recv(2**16):
+                    server.receive(0.0)
     server.close()
 
 

@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import os
 import socket
-import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import zmq
+from hand_made import PONG, HandMade
 
 from starspec.errors import PeerLost
 from starspec.gateway.hub_status import HubStatusClient
-from starspec.ids import LinkId, PeerId, RequestId, Tag
+from starspec.ids import LinkId, RequestId, Tag
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
@@ -41,6 +42,7 @@ from starspec.wire.transports.sockets import (
     multiparts,
     port_of,
 )
+from starspec.wire.transports.unread import UnreadMonitor
 from starspec.wire.transports.unsent import MAX_UNSENT_BYTES, STEP_BYTES
 
 pytestmark = pytest.mark.system
@@ -60,56 +62,6 @@ def server() -> Iterator[ServingServer]:
 def dealer() -> Iterator[zmq.Socket]:
     with zmq.Context() as context, make_socket(context, zmq.DEALER, MAX_FRAME_BYTES) as dealer:
         yield dealer
-
-
-class HandMade:
-    """A ZMTP 3.0 connection without keys that can begin a multipart and not end it, which ZeroMQ's own cannot.
-
-    Args:
-        connection: to a ZeroMQ socket.
-        kind: of socket that it pretends to be.
-    """
-
-    def __init__(self, connection: socket.socket, kind: bytes = b"DEALER", identity: bytes = b"") -> None:
-        self.socket = connection
-        connection.settimeout(PATIENCE_S)
-        connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
-        num_left = 64  # of the other end's greeting
-        while num_left:
-            num_left -= len(connection.recv(num_left))
-        properties = b"".join(
-            bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
-            for name, value in ((b"Socket-Type", kind), (b"Identity", identity))
-        )
-        ready = b"\x05READY" + properties
-        connection.sendall(b"\x04" + bytes([len(ready)]) + ready)
-
-    @classmethod
-    def to(cls, port: int, identity: bytes) -> HandMade:
-        """A connection to a listening socket."""
-        return cls(socket.create_connection(("127.0.0.1", port), PATIENCE_S), identity=identity)
-
-    def __enter__(self) -> HandMade:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def send(self, frame: bytes) -> None:
-        """Send a short frame, which is a whole multipart."""
-        self.socket.sendall(b"\x00" + bytes([len(frame)]) + frame)
-
-    def send_until_cut(self, frame: bytes, num_bytes: int, meanwhile: Callable[[], None] = lambda: None) -> bool:
-        """Send one endless multipart. Returns: whether the connection ended before so many bytes had left."""
-        part, num_sent = b"\x03" + struct.pack(">Q", len(frame)) + frame, 0
-        try:
-            while num_sent < num_bytes:
-                self.socket.sendall(part)
-                num_sent += len(part)
-                meanwhile()
-        except ConnectionError:
-            return True
-        return False
 
 
 @pytest.fixture
@@ -307,8 +259,8 @@ def test_a_gateway_that_does_not_read_is_ended_and_one_that_reads_late_gets_ever
         assert all(server.send(peer, [output]) for _ in range(60))
         with HandMade.to(server.port, b"deaf") as deaf:
             deaf.send(encode(Ask(PROTOCOL_VERSION)))
-            assert [name for name, _ in server.receive(PATIENCE_S)] == [b"deaf"]
-            num_sent = next(number for number in range(1000) if not server.send(PeerId(b"deaf"), [output]))
+            [(deaf_peer, _)] = server.receive(PATIENCE_S)
+            num_sent = next(number for number in range(1000) if not server.send(deaf_peer, [output]))
             assert num_sent * len(LONG) < MOST_UNSENT
             with pytest.raises(ConnectionError):
                 list(iter(lambda: deaf.socket.recv(2**20), b""))
@@ -368,3 +320,79 @@ def test_what_travels_together_has_a_bound_in_frames_and_in_bytes(sizes: list[in
     parts = list(multiparts(frames))
     assert [len(part) for part in parts] == lens
     assert [frame for part in parts for frame in part] == frames
+
+
+class Crowd:
+    """A server's socket with places for four connections, and the peers that come to it."""
+
+    def __init__(self, router: zmq.Socket, stack: ExitStack) -> None:
+        self.router = router
+        self.port = bind(router, "127.0.0.1", 0, "the test")
+        self.monitor = UnreadMonitor(router, most=4)
+        self._stack = stack
+        stack.callback(self.monitor.stop)
+
+    def come(self, address: str = "127.0.0.1") -> HandMade:
+        """A connection that the server has noticed."""
+        connection = socket.create_connection(("127.0.0.1", self.port), PATIENCE_S, (address, 0))
+        self._stack.callback(connection.close)
+        assert self.monitor.socket.poll(int(PATIENCE_S * 1000))
+        self.monitor.look()
+        return HandMade(connection)
+
+    def say(self, peer: HandMade) -> None:
+        """The server reads a message of this peer."""
+        peer.send(b"hello")
+        assert self.router.poll(int(PATIENCE_S * 1000))
+        self.monitor.unread.hear(self.router.recv_multipart(copy=False)[1])
+        self.monitor.look()
+
+
+@pytest.fixture
+def crowd() -> Iterator[Crowd]:
+    with zmq.Context() as context, make_socket(context, zmq.ROUTER, MAX_FRAME_BYTES) as router, ExitStack() as stack:
+        yield Crowd(router, stack)
+
+
+def is_open(peer: HandMade) -> bool:
+    peer.socket.settimeout(0.2)
+    try:
+        while peer.socket.recv(1000):
+            pass
+    except TimeoutError:
+        return True
+    except ConnectionError:
+        pass
+    return False
+
+
+def test_one_connection_too_many_ends_a_silent_one_of_the_address_with_the_most(crowd: Crowd) -> None:
+    honest = crowd.come()
+    first, second, silent = (crowd.come("127.0.0.2") for _ in range(3))
+    crowd.say(first)
+    crowd.say(second)
+    newcomer = crowd.come()
+    assert [is_open(each) for each in (honest, first, second, silent, newcomer)] == [True, True, True, False, True]
+    assert is_open(crowd.come("127.0.0.2"))
+    assert [is_open(each) for each in (honest, first, second, newcomer)] == [True, False, True, True]
+
+
+def test_an_address_alone_has_all_places_and_the_silent_ones_give_way(crowd: Crowd) -> None:
+    talking = [crowd.come() for _ in range(3)]
+    for each in talking:
+        crowd.say(each)
+    silent = [crowd.come() for _ in range(5)]
+    assert all(map(is_open, talking))
+    assert [is_open(each) for each in silent] == [False] * 4 + [True]
+
+
+def test_a_connection_that_has_only_heartbeats_is_not_silent(crowd: Crowd) -> None:
+    beating = crowd.come()
+    for _ in range(unread.SETTLED_LOOKS + 1):
+        crowd.monitor.look()
+    beating.socket.sendall(b"\x04\x07\x04PING\x00\x00")
+    assert beating.receive() == PONG
+    crowd.monitor.look()
+    others = [crowd.come() for _ in range(4)]
+    assert is_open(beating)
+    assert [is_open(each) for each in others] == [False, True, True, True]

@@ -25,7 +25,7 @@ from starspec.errors import ConfigError
 from starspec.log_limit import LogLimit
 from starspec.quoting import quoted
 from starspec.wire.keys import ZAP_DOMAIN, KeyRole, Keys, load_keys, read_key, require_keys
-from starspec.wire.transports.sockets import check_free
+from starspec.wire.transports.sockets import check_free, network_of
 
 CLIENTS: Final[dict[KeyRole, tuple[KeyRole, ...]]] = {"hub": ("target", "gateway"), "target": ("gateway",)}
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
@@ -207,14 +207,15 @@ def key_name_of(frame: zmq.Frame) -> str:
 def owner_of(frame: zmq.Frame, callers: Callers | None) -> str:
     """Whose connection this frame came from, where owners share something.
 
-    A key that has a name of its own is an owner; who uses a key that a role shares, or none, is told by the address.
+    A key that has a name of its own is an owner. Who uses a key that a role shares, or none, is told by the address, of
+    IPv6 by its network.
 
     Args:
         callers: of the server; None = it has no keys.
     """
     key_name = "" if callers is None else key_name_of(frame)
     caller = None if callers is None else callers.caller(key_name)
-    return f"key {key_name}" if caller is not None and caller.own_name else str(frame.get("Peer-Address"))
+    return f"key {key_name}" if caller is not None and caller.own_name else network_of(str(frame.get("Peer-Address")))
 
 
 def keys_to_listen(role: KeyRole, folder: str | None, host: str, port: int, is_insecure: bool) -> Keys | None:

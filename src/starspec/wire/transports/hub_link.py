@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -25,8 +26,8 @@ from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import Fault, Features, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
 from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
-from starspec.wire.transports.sockets import GOODBYE_MS, LOST, Socket, multiparts
-from starspec.wire.transports.unread import UnreadMonitor
+from starspec.wire.transports.sockets import GOODBYE_MS, LOST, Socket, name_of
+from starspec.wire.transports.unread import MAX_OWN_CONNECTIONS, UnreadMonitor
 from starspec.wire.transports.unsent import Unsent
 
 ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port
@@ -76,8 +77,9 @@ class HubLink:
         self.used_at = now  # when the target opened a tag to get drafts, or got some, last
         self._allowance = Allowance(WORK_PER_S, WORK_BURST)
         self.has_sent_too_much = False  # more than its allowance, when it was read last
-        self._monitor = UnreadMonitor(socket, LOST)
-        self._identity = terms.link_id.encode()
+        self._monitor = UnreadMonitor(socket, LOST, most=MAX_OWN_CONNECTIONS)
+        self._name = terms.link_id.encode()  # what only the target knows
+        self._peer: bytes | None = None  # its connection, once something came over it
         self._decoder: Decoder[TargetToHub] = Decoder(TargetToHub, hello.vocab_size, max_len=max_len)
         self._unsent = Unsent()
         self._stats = stats
@@ -94,19 +96,19 @@ class HubLink:
         arrivals: list[Arrival] = []
         for _ in range(READ_BURST):
             try:
-                identity, frames = self._read_one()
+                peer, frames = self._read_one()
             except zmq.Again:
                 break
             try:
-                self._check_identity(identity)
+                self._check_peer(peer)
                 work = work_of(frames)
                 for message in self._decoder.decode_all(frames):
                     if isinstance(message, Features):
                         work -= spared_by_features(len(message.data))
                     self._accept(self._link.receive(message), now, arrivals)
             except PeerProtocolError as error:
-                self._reject(identity, error, now)
-            if identity == self._identity:
+                self._reject(peer, error, now)
+            if peer == self._peer:
                 self.has_sent_too_much = not self._allowance.take(work, now)
             if self.left is not None or self.has_sent_too_much:
                 break
@@ -114,7 +116,7 @@ class HubLink:
         return arrivals
 
     def write(self, frames: Sequence[bytes], num_drafts: int, now: float) -> bool:
-        """Send frames without waiting, as `multiparts`.
+        """Send frames without waiting.
 
         Args:
             num_drafts: how many of them are proposals with draft tokens.
@@ -123,7 +125,7 @@ class HubLink:
         if num_drafts:
             self.used_at = now
         self._allowance.owe(DRAFT_WORK * num_drafts)
-        return all(self._send(self._identity, multipart) for multipart in multiparts(frames))
+        return all(self._send(frame) for frame in frames)
 
     def share_work(self, num_links: int) -> None:
         """The targets of so many links share what may be sent unasked."""
@@ -160,7 +162,7 @@ class HubLink:
 
     def dismiss(self, reason: str) -> None:
         """End the link, and tell the target."""
-        self._send(self._identity, [encode(Goodbye(reason))])
+        self._send(encode(Goodbye(reason)))
         self.socket.linger = GOODBYE_MS
         self.end(reason)
 
@@ -191,13 +193,16 @@ class HubLink:
         self._log_limit.log(log.info, event, target=self.hello.target_id, link=self.link_id, **why)
 
     def _read_one(self) -> tuple[bytes, list[bytes]]:
-        """The identity and the frames of one multipart. Raises: zmq.Again if nothing has arrived."""
-        identity = self.socket.recv(zmq.NOBLOCK)
-        if not self.socket.getsockopt(zmq.RCVMORE):
-            return identity, []
+        """The connection and the frames of one multipart. Raises: zmq.Again if nothing has arrived.
+
+        Effects: the first connection of a peer with the link's name is the target's.
+        """
+        peer = self.socket.recv(zmq.NOBLOCK)
         first = self.socket.recv(zmq.NOBLOCK, copy=False)
         self._monitor.unread.hear(first)
-        return identity, [first.bytes, *(self.socket.recv_multipart(zmq.NOBLOCK) if first.more else [])]
+        if self._peer is None and name_of(first) == self._name:
+            self._peer = peer
+        return peer, [first.bytes, *(self.socket.recv_multipart(zmq.NOBLOCK) if first.more else [])]
 
     def _accept(self, message: TargetToHub, now: float, arrivals: list[Arrival]) -> None:
         self._heard_at = now
@@ -212,7 +217,7 @@ class HubLink:
                     key = self.key_name or None
                     self._audit.note("target_connected", target=self.hello.target_id, link=self.link_id, key=key)
                     arrivals.append(self._arrival(Joined(self.hello), now))
-                self._send(self._identity, [encode(self._link.send(Pong(number)))])
+                self._send(encode(self._link.send(Pong(number))))
                 if number:
                     arrivals.append(self._arrival(message, now))
             case Goodbye(reason=reason):
@@ -228,27 +233,28 @@ class HubLink:
     def _arrival(self, message: TargetToHub | Joined | Left, now: float) -> Arrival:
         return Arrival(self.link_id, self.hello.target_id, message, now)
 
-    def _check_identity(self, identity: bytes) -> None:
-        if identity != self._identity:
+    def _check_peer(self, peer: bytes) -> None:
+        if peer != self._peer:
             raise PeerProtocolError("this port belongs to another link")
 
-    def _reject(self, identity: bytes, error: PeerProtocolError, now: float) -> None:
+    def _reject(self, peer: bytes, error: PeerProtocolError, now: float) -> None:
         self._stats.num_frames_rejected += 1
         if now - self._fault_at >= FAULT_INTERVAL_S:
             self._fault_at = now
-            self._send(identity, [encode(Fault(str(error)))])
+            with contextlib.suppress(zmq.ZMQError):  # who sent it is gone, or does not read
+                self.socket.send_multipart([peer, encode(Fault(str(error)))], zmq.NOBLOCK)
 
     def _probe(self) -> None:
         """A connection to this port broke. If it was the target's own, the link is over."""
         try:
-            self.socket.send_multipart([self._identity, encode(Pong(0))], zmq.NOBLOCK)
+            self.socket.send_multipart([self._peer or b"", encode(Pong(0))], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:  # EAGAIN would mean that the target is there and does not read
                 self.end("the connection broke")
 
-    def _send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
+    def _send(self, frame: bytes) -> bool:
         try:
-            self._unsent.send(self.socket, identity, frames)
+            self._unsent.send(self.socket, self._peer or b"", frame)
         except zmq.Again:
             self.end("does not read")
             return False

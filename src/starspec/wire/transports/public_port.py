@@ -147,9 +147,8 @@ class PublicPort:
                 first, *rest = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            if rest:
-                self._monitor.unread.hear(rest[0])
             sender = self._sender(first)
+            self._monitor.unread.hear(rest[0], sender.owner)
             reply = self._answer(sender, [frame.bytes for frame in rest], held, now)
             if reply is not None:
                 self._send(sender.peer, reply)

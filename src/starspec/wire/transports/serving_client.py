@@ -29,7 +29,6 @@ from starspec.wire.messages import GatewayToTarget, TargetToGateway
 from starspec.wire.transports.sockets import (
     GOODBYE_MS,
     HANDSHAKE_FAILED,
-    RECEIVE_HIGH_WATER,
     REFUSED_KEY_RETRY_S,
     connect,
     host_of,
@@ -43,7 +42,8 @@ RECONNECT_MS: Final = (50, 500)  # first and longest pause
 SILENCE_S: Final = 10.0
 PROBE_INTERVAL_MS: Final = 300
 PROBE_SILENCE_MS: Final = 1000  # with the interval, a target that stops answering is known within 1.3 s
-READ_BURST: Final = 16  # multiparts read and decoded at once
+READ_BURST: Final = 256  # multiparts read and decoded at once; a target of this version sends one frame in each
+WAITING: Final = 1024  # multiparts that arrived and were not read; beyond them the target has to wait
 
 log = structlog.get_logger()
 
@@ -77,7 +77,7 @@ class ServingClient:
         self._socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES)
         # A gateway that falls behind must slow its targets down. So this queue is short, and then it may send no
         # heartbeats: see `set_limits`.
-        self._socket.rcvhwm, self._socket.heartbeat_ivl = RECEIVE_HIGH_WATER, 0
+        self._socket.rcvhwm, self._socket.heartbeat_ivl = WAITING, 0
         self._socket.immediate = (
             0  # else libzmq drops messages that arrived before the connection ended; see `_reconnect`
         )

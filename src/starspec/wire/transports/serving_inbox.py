@@ -57,6 +57,7 @@ class _Gateway:
         self.num_held = 0.0  # units of `frames`
         self.fd = -1  # of the connection over which the last frames came
         self.unsent: Final = Unsent()
+        self.is_barred = False
 
     def hold(self, num_units: float) -> None:
         """So much more of it waits."""
@@ -106,10 +107,18 @@ class ServingInbox:
         if len(self._gateways) > MAX_PEERS:
             self._forget_one()
 
+    def bar(self, peer: PeerId) -> bool:
+        """Nothing more of a known peer may wait. Returns: whether that is new."""
+        gateway = self._gateways[peer]
+        is_new, gateway.is_barred = not gateway.is_barred, True
+        return is_new
+
     def has_room(self, peer: PeerId, num_units: float) -> bool:
         """Whether so much more of a known peer may wait."""
         gateway = self._gateways[peer]
-        return has_room_for(num_units, gateway.num_held, gateway.owner.num_held, self._num_held)
+        return not gateway.is_barred and has_room_for(
+            num_units, gateway.num_held, gateway.owner.num_held, self._num_held
+        )
 
     def put(self, peer: PeerId, frames: Sequence[bytes]) -> None:
         """Let these frames of a known peer wait."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
+import ipaddress
 import re
-import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -20,7 +19,8 @@ Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 S = TypeVar("S", bound=zmq.Socket[Any])
 
-HIGH_WATER: Final = 512  # multiparts queued to be sent over one connection; `unsent.py` bounds their bytes
+HIGH_WATER: Final = 512  # multiparts queued to be sent by a DEALER
+SERVER_HIGH_WATER: Final = 16384  # frames queued for one peer of a ROUTER; `unsent.py` bounds their bytes
 # Multiparts that arrived over one connection of a ROUTER and were not read. At the bound ZeroMQ reads no further, so
 # what is sent waits at its sender; if that lasts as long as HEARTBEAT_TIMEOUT_MS, no heartbeat is answered and the
 # connection ends.
@@ -29,6 +29,7 @@ MAX_MULTIPART_BYTES: Final = 2 * 2**20  # that an honest peer sends at once, if 
 HEARTBEAT_MS: Final = 500  # ZMTP ping of an idle connection
 HEARTBEAT_TIMEOUT_MS: Final = 2000  # a connection silent for longer is dropped: a stopped or unplugged peer
 HANDSHAKE_MS: Final = 2000  # for a peer that accepts a connection and then sends nothing
+NETWORK_BITS: Final = 64  # of an IPv6 address that tell one owner from another
 KEEPALIVE: Final = (10, 5, 3)  # the kernel asks a machine that was silent for 10 s, three times in 5 s: is it there?
 REFUSED_KEY_RETRY_S: Final = 2.0  # until a client tries again whose key was refused
 GOODBYE_MS: Final = 200  # at most, for the last messages to leave when a socket closes
@@ -42,14 +43,7 @@ HANDSHAKE_FAILED: Final = (
 
 
 def make_socket(context: Context, kind: int, max_frame_bytes: int) -> Socket:
-    """A ROUTER or DEALER socket with `set_limits`.
-
-    libzmq 4.3.5 aborts its process if the number that a ROUTER gives to a peer without a name is already claimed as a
-    name by another peer. It takes the first number from the C library's random numbers, which nobody seeds.
-
-    Effects: seeds them, so that no peer can know the numbers.
-    """
-    ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
+    """A ROUTER or DEALER socket with `set_limits`."""
     return set_limits(context.socket(kind), max_frame_bytes)
 
 
@@ -65,16 +59,15 @@ def set_limits(socket: S, max_frame_bytes: int) -> S:
     Returns: the socket.
     """
     socket.linger = 0
-    socket.sndhwm = HIGH_WATER
     socket.maxmsgsize = max_frame_bytes
     socket.handshake_ivl = HANDSHAKE_MS
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl, socket.tcp_keepalive_cnt = KEEPALIVE
     if socket.type == zmq.ROUTER:
-        socket.rcvhwm = RECEIVE_HIGH_WATER
+        socket.sndhwm, socket.rcvhwm = SERVER_HIGH_WATER, RECEIVE_HIGH_WATER
         socket.router_mandatory = 1  # sending to a peer that is gone fails instead of vanishing
     else:
-        socket.rcvhwm = 0
+        socket.sndhwm, socket.rcvhwm = HIGH_WATER, 0
         socket.heartbeat_ivl = HEARTBEAT_MS
         socket.heartbeat_timeout = socket.heartbeat_ttl = HEARTBEAT_TIMEOUT_MS
         socket.immediate = 1  # queue messages only for connections that exist
@@ -89,6 +82,7 @@ def bind(socket: Socket, host: str, port: int, what: str) -> int:
         what: who listens, for the error message, such as "the hub".
     Returns: the port.
     Raises: ConfigError that says what to do if the port is taken or the interface does not exist.
+    Effects: `number_peers`, if it is a ROUTER.
     """
     address = "127.0.0.1" if host == "localhost" else host
     if ":" in address:
@@ -98,7 +92,29 @@ def bind(socket: Socket, host: str, port: int, what: str) -> int:
         socket.bind(f"tcp://{address}:{port or '*'}")
     except zmq.ZMQError as error:
         raise ConfigError(_why_not_bound(error, host, port, what)) from error
+    if socket.type == zmq.ROUTER:
+        number_peers(socket)
     return port_of(socket)
+
+
+def number_peers(socket: Socket) -> None:
+    """Make a ROUTER that is bound know each peer by a number of its own, whatever name the peer claims.
+
+    libzmq 4.3.5 aborts its process if a peer claims as its name the number that another one gets.
+    A ROUTER reads no names if it is set to carry raw bytes. A listener that exists by then still speaks ZMTP, because
+    it took its settings when it was bound. Such a ROUTER sends single frames only: no multiparts. `name_of` tells what
+    a peer calls itself.
+    """
+    socket.router_raw = True
+
+
+def name_of(frame: zmq.Frame) -> bytes:
+    """What the peer that sent this calls itself, up to the first zero byte; empty if it has no name, or an odd one."""
+    try:
+        name: Any = frame.get("Identity")
+    except (zmq.ZMQError, UnicodeDecodeError):
+        return b""
+    return str(name).encode()
 
 
 def port_of(socket: Socket) -> int:
@@ -151,6 +167,17 @@ def host_of(endpoint: str, what: str) -> str:
         raise ConfigError(f"{what} is at '{endpoint}', and a port must be 1 to 65535")
     check_host(host, f"{what} is at '{endpoint}'")
     return host
+
+
+def network_of(address: str) -> str:
+    """Where an address is, for what the owners of addresses share: an IPv6 network holds addresses without number."""
+    try:
+        host = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(host, ipaddress.IPv4Address):
+        return str(host)
+    return str(host.ipv4_mapped or ipaddress.ip_network((host, NETWORK_BITS), strict=False))
 
 
 def endpoint_at(host: str, port: int) -> str:

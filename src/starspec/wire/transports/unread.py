@@ -1,4 +1,4 @@
-"""How much one connection may make its reader hold.
+"""How much one connection may make its reader hold, and how many connections there may be.
 
 ZeroMQ gathers a multipart before it hands it over, however many frames it has, and it has no setting for that. So this
 module asks the kernel what came over a connection, and ends a connection when too much came since its last message.
@@ -11,20 +11,27 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
+import resource
 import socket
 import struct
 import termios
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import zmq
 
-from starspec.wire.transports.sockets import Socket, SocketMonitor, port_of
+from starspec.wire.transports.sockets import Socket, SocketMonitor, network_of, port_of
 
 MAX_UNREAD_BYTES: Final = 80 * 2**20  # RECEIVE_HIGH_WATER multiparts of an honest peer, and a part of one
 LOOK_S: Final = 0.05  # between looks
+SETTLED_LOOKS: Final = 20  # a connection that is heard after so many is not new any more
+MAX_CONNECTIONS: Final = 1024  # of a server's socket
+MAX_OWN_CONNECTIONS: Final = 64  # of a port that belongs to one target
 RECEIVED: Final = struct.Struct("@128xQ")  # tcpi_bytes_received of Linux's tcp_info
 WAITING: Final = struct.Struct("@i")  # bytes that the kernel still holds
 RESET: Final = struct.pack("@ii", 1, 0)  # of SO_LINGER: to close is to reset
@@ -33,30 +40,70 @@ BEGUN: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED
 FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
 
 
+class _Connection:
+    """One connection of a socket.
+
+    Args:
+        owner: whose it is, where owners share the places of a server.
+        look: the number of the look before which it began.
+    """
+
+    def __init__(self, owner: str, look: int) -> None:
+        self.owner = owner
+        self.began = look
+        self.came = 0  # bytes, at the last look
+        self.read = 0  # what had come when its last message had been read
+        self.has_settled = False  # a message came, or anything after the first second
+
+    def grow(self, came: int, look: int) -> None:
+        """So much has come over it by now."""
+        self.came = came
+        self.has_settled |= look - self.began > SETTLED_LOOKS
+
+    def hear(self, owner: str) -> None:
+        """All messages that came are read, and the last one was of this owner; empty = its address's."""
+        self.read = self.came
+        self.has_settled = True
+        self.owner = owner or self.owner
+
+
 class Unread:
     """The connections of one socket, and what has come over each since its last message was read.
 
     Args:
         port: where the socket listens, or of the peer to which it connects.
+        most: connections at once. One more ends another, of the owner with the most: the one that was silent for
+            longest, first among those that have said nothing since they began.
     """
 
-    def __init__(self, port: int, *, is_client: bool = False) -> None:
+    def __init__(self, port: int, *, is_client: bool = False, most: float = math.inf) -> None:
         self._port = port
         self._is_client = is_client
-        self._read_bytes: dict[int, int] = {}  # by descriptor: what had come when its last message had been read
-        self._heard: set[int] = set()  # since the last look
+        self._most = most
+        self._connections: OrderedDict[int, _Connection] = OrderedDict()  # by descriptor; the one heard last at the end
+        self._heard: dict[int, str] = {}  # since the last look: whose message it was, if that is known
+        self._num_looks = 0
+        self._num_crowded_out = 0  # since the last look
 
     def note(self, event: int, value: int) -> None:
         """The socket's monitor tells this: connections that begin are watched until they end."""
         if event & BEGUN:
-            self._read_bytes[value] = 0
+            self._connections.pop(value, None)
+            with contextlib.suppress(OSError), _copy_of(value) as connection:
+                if self._is_ours(connection):
+                    self._begin(value, connection)
         elif event == zmq.EVENT_DISCONNECTED:
-            self._read_bytes.pop(value, None)
+            self._connections.pop(value, None)
 
-    def hear(self, frame: zmq.Frame) -> int:
-        """A whole message was read, of which this is a frame. Callable from any thread. Returns: the descriptor."""
+    def hear(self, frame: zmq.Frame, owner: str = "") -> int:
+        """A whole message was read, of which this is a frame. Callable from any thread.
+
+        Args:
+            owner: whose connection it is, if not its address's.
+        Returns: the descriptor.
+        """
         fd = int(frame.get(zmq.SRCFD))
-        self._heard.add(fd)
+        self._heard[fd] = owner
         return fd
 
     def cut(self, fd: int) -> None:
@@ -66,28 +113,54 @@ class Unread:
                 _reset(connection)
 
     def look(self) -> int:
-        """End the connections with too much unread. Never waits. Returns: how many."""
-        heard, self._heard = self._heard, set()
-        num_cut = 0
-        for fd, read_bytes in list(self._read_bytes.items()):
+        """End the connections with too much unread. Never waits.
+
+        Returns: how many were ended, with those that had to give way since the last look.
+        """
+        heard, self._heard = self._heard, {}
+        num_cut, self._num_crowded_out = self._num_crowded_out, 0
+        self._num_looks += 1
+        for fd, connection in list(self._connections.items()):
             try:
-                with _copy_of(fd) as connection:
-                    num_cut += self._is_cut(fd, connection, read_bytes, is_heard=fd in heard)
+                num_cut += self._is_cut(fd, connection, heard)
             except OSError:  # it is closed, or no connection any more
-                self._read_bytes.pop(fd, None)
+                self._connections.pop(fd, None)
         return num_cut
 
-    def _is_cut(self, fd: int, connection: socket.socket, read_bytes: int, *, is_heard: bool) -> bool:
+    def _begin(self, fd: int, connection: socket.socket) -> None:
+        self._connections[fd] = _Connection(network_of(connection.getpeername()[0]), self._num_looks)
+        if len(self._connections) > self._most:
+            given_way = self._who_gives_way(fd)
+            del self._connections[given_way]
+            self.cut(given_way)
+            self._num_crowded_out += 1
+
+    def _who_gives_way(self, newcomer: int) -> int:
+        num_of = Counter(each.owner for each in self._connections.values())
+        [(owner, _)] = num_of.most_common(1)
+        able = [fd for fd, each in self._connections.items() if each.owner == owner and fd != newcomer]
+        return next((fd for fd in able if not self._connections[fd].has_settled), able[0] if able else newcomer)
+
+    def _is_cut(self, fd: int, connection: _Connection, heard: Mapping[int, str]) -> bool:
         """Look at one connection. Returns: whether it was ended. Raises: OSError if it is none any more."""
-        if not self._is_ours(connection):
-            del self._read_bytes[fd]
+        came = _bytes_received(fd)
+        if came == connection.came and fd not in heard:
             return False
-        came = _bytes_taken(connection)
-        if is_heard:
-            self._read_bytes[fd] = came
-        is_cut = not is_heard and came - read_bytes > MAX_UNREAD_BYTES
+        connection.grow(came, self._num_looks)
+        self._connections.move_to_end(fd)
+        if fd in heard:
+            connection.hear(heard[fd])
+        if came - connection.read <= MAX_UNREAD_BYTES:
+            return False
+        with _copy_of(fd) as copy:
+            return self._is_reset(copy, connection)
+
+    def _is_reset(self, copy: socket.socket, connection: _Connection) -> bool:
+        """End a connection over which too much came, if that is not still with the kernel. Returns: whether it did."""
+        [waiting] = WAITING.unpack(fcntl.ioctl(copy, termios.FIONREAD, bytes(WAITING.size)))
+        is_cut = self._is_ours(copy) and connection.came - waiting - connection.read > MAX_UNREAD_BYTES
         if is_cut:
-            _reset(connection)
+            _reset(copy)
         return is_cut
 
     def _is_ours(self, connection: socket.socket) -> bool:
@@ -103,13 +176,18 @@ class UnreadMonitor(SocketMonitor):
     Args:
         events: those that the owner wants to know.
         peer_port: as `Unread`'s, of a socket that connects; None = it is bound to its port.
+        most: connections of a bound socket.
     Raises: as SocketMonitor.
     """
 
-    def __init__(self, socket: zmq.Socket[Any], events: int = 0, peer_port: int | None = None) -> None:
+    def __init__(
+        self, socket: zmq.Socket[Any], events: int = 0, peer_port: int | None = None, most: int = MAX_CONNECTIONS
+    ) -> None:
         super().__init__(socket, events | BEGUN | zmq.EVENT_DISCONNECTED)
         self._wanted = events
-        self.unread = Unread(port_of(socket)) if peer_port is None else Unread(peer_port, is_client=True)
+        self.unread = (
+            Unread(port_of(socket), most=_affordable(most)) if peer_port is None else Unread(peer_port, is_client=True)
+        )
 
     def events(self) -> Iterator[tuple[int, int]]:
         """As SocketMonitor, of those that the owner wants."""
@@ -143,12 +221,20 @@ def _copy_of(fd: int) -> Iterator[socket.socket]:
         yield connection
 
 
-def _bytes_taken(connection: socket.socket) -> int:
-    """What ZeroMQ has taken from a connection so far. Raises: OSError."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED.size)
-    [waiting] = WAITING.unpack(fcntl.ioctl(connection, termios.FIONREAD, bytes(WAITING.size)))
-    [came] = RECEIVED.unpack(info)
-    return int(came - waiting)
+def _bytes_received(fd: int) -> int:
+    """What has come over a connection so far; of a descriptor that leads elsewhere, anything. Raises: OSError."""
+    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=fd)  # told what it is, Python does not ask
+    try:
+        [came] = RECEIVED.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED.size))
+    finally:
+        connection.detach()
+    return int(came)
+
+
+def _affordable(most: int) -> int:
+    """So many connections, or as many as take half of the descriptors of this process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if soft == resource.RLIM_INFINITY else min(most, soft // 2)
 
 
 class UnreadGuard(threading.Thread):
@@ -169,12 +255,13 @@ class UnreadGuard(threading.Thread):
         self._monitor = UnreadMonitor(socket, events, peer_port)
         self._pass_on = pass_on
         self._is_ending = False
+        self._looked_s = -math.inf
         self.num_cut = 0  # connections that were ended
         self.start()
 
-    def hear(self, frame: zmq.Frame) -> int:
+    def hear(self, frame: zmq.Frame, owner: str = "") -> int:
         """As Unread."""
-        return self._monitor.unread.hear(frame)
+        return self._monitor.unread.hear(frame, owner)
 
     def cut(self, fd: int) -> None:
         """As Unread."""
@@ -198,4 +285,6 @@ class UnreadGuard(threading.Thread):
             if self._pass_on is not None:
                 with contextlib.suppress(zmq.Again):  # the owner does not read
                     self._pass_on.send_multipart([EVENT.pack(event, value), b""], zmq.NOBLOCK)
-        self.num_cut += self._monitor.unread.look()
+        if (now := time.monotonic()) - self._looked_s >= LOOK_S:
+            self._looked_s = now
+            self.num_cut += self._monitor.unread.look()

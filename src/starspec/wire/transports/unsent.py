@@ -1,13 +1,12 @@
 """How much a server may hold for one peer that does not read.
 
-ZeroMQ bounds the multiparts that it queues for a connection, but not their bytes. So of the frames that are sent over
+ZeroMQ bounds the frames that it queues for a connection, but not their bytes. So of the frames that are sent over
 it, one in each STEP_BYTES is tracked: ZeroMQ tells when it has handed that one to the kernel.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Final
 
 import zmq
@@ -33,21 +32,20 @@ class Unsent:
             self._num_tracked -= self._tracked.popleft()[1]
         return self._num_tracked + self._num_since > MAX_UNSENT_BYTES
 
-    def send(self, socket: Socket, peer: bytes, frames: Sequence[bytes]) -> None:
-        """Send a multipart without waiting.
+    def send(self, socket: Socket, peer: bytes, frame: bytes) -> None:
+        """Send one frame without waiting.
 
         Raises: zmq.Again if the peer does not read, another ZMQError if it is gone.
         """
         if self.has_too_much:
             raise zmq.Again
-        num_bytes = sum(map(len, frames))
-        if self._num_since + num_bytes < STEP_BYTES:
-            socket.send_multipart([peer, *frames], zmq.NOBLOCK)
-            self._num_since += num_bytes
+        if self._num_since + len(frame) < STEP_BYTES:
+            socket.send_multipart([peer, frame], zmq.NOBLOCK)
+            self._num_since += len(frame)
             return
         socket.copy_threshold = 0  # else short frames are not tracked
-        tracker = socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False, track=True)
+        tracker = socket.send_multipart([peer, frame], zmq.NOBLOCK, copy=False, track=True)
         assert tracker is not None
-        self._tracked.append((tracker, self._num_since + num_bytes))
-        self._num_tracked += self._num_since + num_bytes
+        self._tracked.append((tracker, self._num_since + len(frame)))
+        self._num_tracked += self._num_since + len(frame)
         self._num_since = 0
