@@ -262,7 +262,7 @@ def test_a_gateway_that_does_not_read_is_ended_and_one_that_reads_late_gets_ever
             [(deaf_peer, _)] = server.receive(PATIENCE_S)
             num_sent = next(number for number in range(1000) if not server.send(deaf_peer, [output]))
             assert num_sent * len(LONG) < MOST_UNSENT
-            with pytest.raises(ConnectionError):
+            with contextlib.suppress(ConnectionError):  # if it reads at once, the end comes in order
                 list(iter(lambda: deaf.socket.recv(2**20), b""))
         for _ in range(60):
             assert late.poll(int(PATIENCE_S * 1000))
@@ -328,7 +328,7 @@ class Crowd:
     def __init__(self, router: zmq.Socket, stack: ExitStack) -> None:
         self.router = router
         self.port = bind(router, "127.0.0.1", 0, "the test")
-        self.monitor = UnreadMonitor(router, most=4)
+        self.monitor = UnreadMonitor(router, zmq.EVENT_ACCEPTED, most=4)
         self._stack = stack
         stack.callback(self.monitor.stop)
 
@@ -336,7 +336,8 @@ class Crowd:
         """A connection that the server has noticed."""
         connection = socket.create_connection(("127.0.0.1", self.port), PATIENCE_S, (address, 0))
         self._stack.callback(connection.close)
-        assert self.monitor.socket.poll(int(PATIENCE_S * 1000))
+        while not list(self.monitor.events()):  # others may be told to end before it
+            assert self.monitor.socket.poll(int(PATIENCE_S * 1000))
         self.monitor.look()
         return HandMade(connection)
 
