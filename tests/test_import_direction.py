@@ -25,7 +25,7 @@ LEAVES = {
 }  # every package may import these; they import nothing of ours
 BELOW_MODELS = {"stats", "sampling", "speculation", "config", "policy", "cache", "wire"}
 ENGINE = BELOW_MODELS | {"models", "observe", "sampling_params", "request_specs"}
-SERVERS = ENGINE | {"client", "hub", "windows", "engine", "gateway", "supervise"}
+SERVERS = ENGINE | {"client", "hub", "windows", "stages", "engine", "gateway", "supervise"}
 
 # a package or root module -> what it may import besides itself and the leaves
 ARROWS = {
@@ -51,10 +51,10 @@ ARROWS = {
     "request_specs": {"config", "sampling_params", "wire"},
     "models": {"stats", "cache", "speculation", "config"},
     "windows": {"stats", "cache", "sampling", "speculation", "config", "policy", "models"},
-    "stages": BELOW_MODELS - {"policy"} | {"models", "windows"},
+    "stages": BELOW_MODELS | {"models", "windows"},
     "observe": {"stats", "wire", "config"},
     "hub": ENGINE,
-    "engine": ENGINE | {"client", "windows"},
+    "engine": ENGINE | {"client", "windows", "stages"},
     "gateway": ENGINE,
     "supervise": {"stats", "policy", "wire", "observe", "config"},
     "integrations": BELOW_MODELS - {"cache"} | {"client"},

@@ -8,7 +8,7 @@ def test_keys_are_made_and_named(tmp_path: Path, starspec) -> None:
     assert outcome.code == 0
     made = sorted(path.name for path in (tmp_path / "keys").iterdir())
     assert made == sorted(Path(line).name for line in outcome.out.splitlines() if line.startswith("/"))
-    assert len(made) == 6
+    assert len(made) == 8
 
 
 def test_keys_are_never_overwritten(tmp_path: Path, starspec) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 GENERATE = ("generate", "Hello", "--target", "synthetic:")
+STAGED = ("target", "--target", "x", "--stages")
 
 MISTAKES = {
     "unknown option": (
@@ -123,6 +124,49 @@ MISTAKES = {
     "a lab for everybody": (
         ("lab", "--link", "0.0.0.0:0=tcp://127.0.0.1:9"),
         "the lab would listen on 0.0.0.0 and pass on whatever comes: say --insecure to allow it",
+    ),
+    "no layers": (("stage", "--model", "x"), "missing option '--layers'. (see starspec stage --help)"),
+    "no endpoint": (
+        ("stage", "--model", "x", "--layers", "0:3", "--listen", "7900"),
+        "--listen must be of the form tcp://HOST:PORT, as in tcp://127.0.0.1:7900, not '7900'",
+    ),
+    "no endpoint of the next stage": (
+        ("stage", "--model", "x", "--layers", "0:3", "--next", "tcp://a:99999"),
+        "--next: a port must be 1 to 65535, not 99999",
+    ),
+    "a stage twice": (
+        (*STAGED, "tcp://a:1,tcp://b:1,tcp://a:1"),
+        "stage tcp://a:1 is listed twice in --stages: each holds its layers once",
+    ),
+    "no endpoints of stages": ((*STAGED, "a:1"), "--stages must be of the form tcp://HOST:PORT"),
+    "stages of padded batches": (
+        (*STAGED, "tcp://a:1", "--batching", "eqspec"),
+        "--stages needs --batching ragged: 'eqspec' moves keys and values, which stages keep",
+    ),
+    "stages and hidden states": (
+        (*STAGED, "tcp://a:1", "--spec-method", "eagle3", "--hub", "tcp://127.0.0.1:9"),
+        "method 'eagle3' needs the target's hidden states, and with --stages they stay at the stages",
+    ),
+    "stages of a star with a head": (
+        ("up", "x", "--stages", "2", "--draft", "y", "--spec-method", "eagle3"),
+        "method 'eagle3' needs the target's hidden states, and with --stages they stay at the stages",
+    ),
+    "in flight to nowhere": (
+        ("target", "--target", "x", "--in-flight", "2"),
+        "--in-flight is about stages, and the model runs here: give --stages, or leave it out",
+    ),
+    "far stages without keys": (
+        ("target", "--target", "synthetic:", "--port", "0", "--stages", "tcp://far.example:1"),
+        "the target would connect to the stage at far.example without keys",
+    ),
+    "a plan without machines": (("plan-stages", "--model", "x"), "missing option '--node'."),
+    "a machine without memory": (
+        ("plan-stages", "--model", "x", "--node", "a"),
+        "--node must be NAME=MEMORY or NAME=MEMORY,MS, as in a=8GiB,2.5, not 'a'",
+    ),
+    "a link to no machine": (
+        ("plan-stages", "--model", "x", "--node", "a=1GiB", "--link", "a-b=3"),
+        "--link names the machine 'b', which no --node describes",
     ),
     "no draft": (("draft",), "a draft server needs a draft: give --draft MODEL, or --spec-method ngram"),
     "missing model": (("draft", "--draft", "/no/such/model"), "there is no model at '/no/such/model'"),

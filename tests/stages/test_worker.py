@@ -127,6 +127,7 @@ def test_stages_that_are_not_one_model_make_no_pipe() -> None:
     pipe.runners[1].info = replace(pipe.runners[1].info, fingerprint="other")
     with pytest.raises(ConfigError, match="stages s0 and s1 have different models or weights"):
         attached(pipe)
+    pipe.drain()
     del pipe.runners[1], pipe.workers[1]
     with pytest.raises(ConfigError, match=r"no stage has layers 1:2"):
         attached(pipe)

@@ -34,6 +34,7 @@ from starspec.models.synthetic.tokenizer import synthetic_tokenizer
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats, TargetStats
 from starspec.windows.local import LocalVerifier
+from starspec.wire.transports.waiting import Waiting
 
 pytestmark = pytest.mark.system
 
@@ -88,7 +89,7 @@ def make_target(folder: Path, endpoint: str, rule: SampleMethod, shape: Speculat
     name = f"{rule}-{shape.eagle_topk}-{batch_size}"
     config, stats = TargetConfig(name=name, max_num_seqs=batch_size), TargetStats()
     runner = load_runner(model_config(folder))
-    drafts = make_drafts(config, speculative, runner.info, TOKENIZER, stats)
+    drafts = make_drafts(config, speculative, runner.info, TOKENIZER, stats, Waiting())
     assert isinstance(drafts, RemoteDrafts)
     engine, jobs = TargetEngine(LocalVerifier(runner), TOKENIZER, drafts, config, stats), JOBS[:batch_size]
     return Target(rule, jobs, engine, drafts, [JobResult() for _ in jobs])

@@ -60,7 +60,7 @@ def test_keys_are_made_once_and_only_their_owner_can_read_the_secrets(tmp_path: 
     folder = tmp_path / "deep" / "keys"
     paths = generate_keys(folder)
     assert sorted(path.name for path in paths) == sorted(
-        f"{role}.{kind}" for role in ("hub", "target", "gateway") for kind in ("secret", "public")
+        f"{role}.{kind}" for role in ("hub", "target", "gateway", "stage") for kind in ("secret", "public")
     )
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     modes = {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in paths}
@@ -69,7 +69,7 @@ def test_keys_are_made_once_and_only_their_owner_can_read_the_secrets(tmp_path: 
     with pytest.raises(ConfigError, match=r"already holds hub\.secret"):
         generate_keys(folder)
     assert {path: path.read_bytes() for path in paths} == before
-    assert len(set(before.values())) == 6
+    assert len(set(before.values())) == 8
 
 
 def test_loaded_keys_are_a_pair_and_know_who_may_call(folder: Path) -> None:

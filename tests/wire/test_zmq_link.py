@@ -747,7 +747,7 @@ def test_nonsense_on_the_public_port_is_not_an_answer(star, stubborn: StubbornHu
 @pytest.mark.parametrize(
     ("terms", "problem"),
     [
-        ({"feature_layers": (0, 9)}, "the hub's draft needs hidden states [0, 9], and this target has 0 to -1"),
+        ({"feature_layers": (0, 9)}, "the hub's draft needs hidden states [0, 9], and this target has none to send"),
         ({"feature_window": 2**30}, "the hub wants features of 1073741824 positions, more than 4096"),
     ],
 )

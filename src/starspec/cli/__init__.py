@@ -23,7 +23,8 @@ from starspec.cli.doctor import doctor
 from starspec.cli.generate import generate
 from starspec.cli.lab import lab
 from starspec.cli.output import open_closed_streams
-from starspec.cli.serve import child, draft, gateway, keygen, target
+from starspec.cli.plan_stages import plan
+from starspec.cli.serve import child, draft, gateway, keygen, stage, target
 from starspec.cli.train import train
 from starspec.cli.up import up
 from starspec.cli.verify import verify
@@ -52,8 +53,9 @@ def starspec(
     """One draft model speeds up many LLM servers. Same tokens, fewer steps."""
 
 
-for command in (generate, up, draft, target, gateway, keygen, lab, verify, doctor, calibrate, train):
+for command in (generate, up, draft, target, stage, gateway, keygen, lab, verify, doctor, calibrate, train):
     app.command()(command)
+app.command("plan-stages")(plan)
 app.command("serve", hidden=True)(up)  # as `vllm serve MODEL`
 app.command(hidden=True)(child)
 app.add_typer(bench.app)

@@ -44,6 +44,7 @@ TEXT_FORMS: Final[Mapping[str, Callable[[str, str, Option], Any]]] = {
     "ports": lambda text, flag, _: given.port_range(text, flag),
     "numbers": lambda text, flag, option: given.numbers(text, flag, int(option.least or 0)),
     "reals": lambda text, flag, _: given.reals(text, flag),
+    "list": lambda text, *_: tuple(each.strip() for each in text.split(",")),
     "names": lambda text, *_: tuple(dict.fromkeys(name.strip() for name in text.split(","))),
 }
 """Form -> function from (text, flag, option) to the field's value."""
@@ -190,7 +191,7 @@ def _written(default: Any, option: Option) -> Any:
         return None if default == () else default
     if not default:
         return None
-    return ",".join(map(str, default)) if option.form in ("numbers", "reals", "names") else str(default)
+    return ",".join(map(str, default)) if option.form in ("numbers", "reals", "names", "list") else str(default)
 
 
 def _read(value: Any, name: str, option: Option) -> Any:

@@ -1,4 +1,4 @@
-"""`starspec draft`, `target`, `gateway`: one server each; `starspec keygen`: the keys of the links between them."""
+"""`starspec draft`, `target`, `stage`, `gateway`: one server each; `starspec keygen`: the keys of their links."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from starspec.config import (
     ProcessConfig,
     ServerConfig,
     SpeculativeConfig,
+    StageConfig,
+    StageProcess,
     TargetConfig,
     TargetProcess,
     read_thresholds,
@@ -41,6 +43,7 @@ from starspec.models.loading.checks import find_models
 from starspec.models.loading.transformers_calls import hide_torch
 from starspec.models.resolve import resolve_draft
 from starspec.tracing import Tracer
+from starspec.wire.callers import keys_to_listen
 
 TARGET_MODEL = ("model", "dtype", "device", "numerics", "max_model_len", "num_threads")
 DRAFT_MODEL = ("dtype", "device", "max_model_len", "num_threads", "num_rows", "kv_budget_bytes")
@@ -100,6 +103,17 @@ def target(
 
 
 @bound
+def stage(
+    *,
+    model: Annotated[ModelConfig, take(*TARGET_MODEL, "num_rows")],
+    server: Annotated[StageConfig, take(layers=REQUIRED)],
+    process: ProcessConfig,
+) -> None:
+    """Run a stage: some layers of a target's model, on a machine of their own. `starspec target --stages` uses it."""
+    serve(StageProcess(stage=server, model=model, process=process, name=f"stage {server.layers}"))
+
+
+@bound
 def gateway(
     *,
     server: Annotated[GatewayConfig, take(model=REQUIRED, targets=())],
@@ -116,7 +130,7 @@ def keygen(
         typer.Argument(callback=check_folder, help="Folder to make; must not hold keys yet.", metavar="FOLDER"),
     ],
 ) -> None:
-    """Make the keys that encrypt links between machines: one pair each for hub, targets and gateways."""
+    """Make the keys that encrypt links between machines: one pair each for hub, targets, stages and gateways."""
     from starspec.wire.keys import generate_keys  # noqa: PLC0415 (imports ZeroMQ)
 
     for path in generate_keys(folder):
@@ -128,7 +142,7 @@ def keygen(
 
 
 def child(
-    command: Annotated[str, typer.Argument(help="draft, target or gateway.", metavar="COMMAND")],
+    command: Annotated[str, typer.Argument(help="draft, target, stage or gateway.", metavar="COMMAND")],
     name: Annotated[str, typer.Argument(help="Name that process lists show.", metavar="NAME")],  # noqa: ARG001 (as it says)
 ) -> None:
     """Run the server that standard input describes as JSON. For `starspec up`, which starts its servers so."""
@@ -163,8 +177,12 @@ def _check(config: ServerConfig) -> None:
             find_models(target, config.speculative.model)
         case TargetProcess():
             target_checks.keys_of(config.target)
+            target_checks.check_stages(config.target)
             target_checks.check_hub(config.speculative)
             read_thresholds(config.target.relaxed_thresholds)
+            find_models(config.model.model)
+        case StageProcess(stage=stage):
+            keys_to_listen("stage", stage.keys, stage.host, stage.port, stage.insecure)
             find_models(config.model.model)
         case GatewayProcess():
             gateway_checks.keys_of(config.gateway)
@@ -185,6 +203,10 @@ def _load(config: ServerConfig, trace: Tracer | None) -> Server:
             from starspec.engine.build import build_server  # noqa: PLC0415
 
             return build_server(config.target, config.model, config.speculative, trace)
+        case StageProcess():
+            from starspec.stages.build import build_stage  # noqa: PLC0415
+
+            return build_stage(config.stage, config.model, trace)
         case GatewayProcess():
             from starspec.gateway.server import GatewayServer  # noqa: PLC0415
 

@@ -65,6 +65,16 @@ class StarOptions:
     """How many targets there are, and where the draft runs."""
 
     num_targets: Annotated[int, Option("Target servers to start.", MODELS, ("--targets",), least=1, most=256)] = 2
+    num_stages: Annotated[
+        int,
+        Option(
+            "Stages that the model of each target is cut into, each in a process of its own; 1 = it is not cut.",
+            MODELS,
+            ("--stages",),
+            least=1,
+            most=64,
+        ),
+    ] = 1
     draft_device: Annotated[str | None, Option("Device that the draft runs on.", MODELS, shown="as --device")] = None
     draft_num_threads: Annotated[
         int | None,
@@ -139,6 +149,7 @@ def up(
     config = StarConfig(
         model=model,
         num_targets=star.num_targets,
+        num_stages=star.num_stages,
         target=replace(limits, batching=batching.to_config(), audit_log=hub.audit_log),
         speculative=speculative,
         hub=_suited_to(speculative, hub),
@@ -243,7 +254,13 @@ def _reserve(reservations: PortReservations, star: StarConfig) -> StarPorts:
         gateway=reservations.reserve(star.gateway.host, star.gateway.port),
         hub=reservations.reserve(LOOPBACK, 0),
         targets=tuple(reservations.reserve(LOOPBACK, 0) for _ in range(star.num_targets)),
+        stages=() if star.num_stages == 1 else tuple(_reserve_stages(reservations, star)),
     )
+
+
+def _reserve_stages(reservations: PortReservations, star: StarConfig) -> Iterator[tuple[int, ...]]:
+    for _ in range(star.num_targets):
+        yield tuple(reservations.reserve(LOOPBACK, 0) for _ in range(star.num_stages))
 
 
 class _Interrupts:

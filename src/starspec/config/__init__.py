@@ -32,6 +32,7 @@ from starspec.config.process import (
     LogLevel,
     ProcessConfig,
     ServerConfig,
+    StageProcess,
     TargetProcess,
 )
 from starspec.config.speculative import (
@@ -41,6 +42,7 @@ from starspec.config.speculative import (
     RemoteConfig,
     SpeculativeConfig,
 )
+from starspec.config.stages import PipeConfig, StageConfig
 from starspec.config.target import (
     BATCHINGS,
     MAX_PASSED_OVER,
@@ -86,6 +88,7 @@ __all__ = [
     "ModelConfig",
     "Numerics",
     "Option",
+    "PipeConfig",
     "Policy",
     "PrefixScope",
     "ProcessConfig",
@@ -96,6 +99,8 @@ __all__ = [
     "Scheduling",
     "ServerConfig",
     "SpeculativeConfig",
+    "StageConfig",
+    "StageProcess",
     "TargetConfig",
     "TargetProcess",
     "build",

@@ -54,7 +54,7 @@ class ModelConfig:
     num_rows: Annotated[
         int,
         Option(
-            "Sequences that the draft model can grow at once: its cache rows.",
+            "Sequences that the model can hold at once: its cache rows.",
             LIMITS,
             flags=("--max-num-seqs",),
             least=1,

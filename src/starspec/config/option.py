@@ -22,7 +22,7 @@ NONE_GIVEN: Final = "none"
 A_MODEL: Final = "Hugging Face folder, hub id, .gguf file, or synthetic:KEY=VALUE,..."
 P_MIN_RULE: Final = "drafting stops when the draft gives the nodes to expand, together, a lower probability; 0 = never"
 
-Form = Literal["plain", "path", "memory", "by_name", "word_or_number", "ports", "numbers", "reals", "names"]
+Form = Literal["plain", "path", "memory", "by_name", "word_or_number", "ports", "numbers", "reals", "names", "list"]
 """How a value is written on the command line.
 
 plain             as the field's own type
@@ -33,6 +33,7 @@ word_or_number    one of the field's words, or a number
 ports             FIRST-LAST
 numbers, reals    several with commas between
 names             several words with commas between; a repeated one counts once
+list              several words with commas between, in an order that counts
 """
 
 

@@ -10,6 +10,7 @@ from starspec.config.hub import HubConfig
 from starspec.config.model import ModelConfig
 from starspec.config.option import NONE_GIVEN, PROCESS, Option
 from starspec.config.speculative import SpeculativeConfig
+from starspec.config.stages import StageConfig
 from starspec.config.target import TargetConfig
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -79,7 +80,28 @@ class TargetProcess:
     @property
     def load(self) -> str:
         """As HubProcess.load."""
+        if self.target.pipe.stages:
+            return f"connecting to the {len(self.target.pipe.stages)} stages of {self.model.model}"
         return f"loading target {self.model.model}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProcess:
+    """`starspec stage`."""
+
+    stage: StageConfig
+    model: ModelConfig
+    process: ProcessConfig
+    name: str = "stage"
+
+    @property
+    def audit_log(self) -> str | None:
+        return self.stage.audit_log
+
+    @property
+    def load(self) -> str:
+        """As HubProcess.load."""
+        return f"loading layers {self.stage.layers} of {self.model.model}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +125,11 @@ class GatewayProcess:
         return f"loading the tokenizer of {self.gateway.model}"
 
 
-ServerConfig = HubProcess | TargetProcess | GatewayProcess
+ServerConfig = HubProcess | TargetProcess | StageProcess | GatewayProcess
 SERVERS: Final[dict[str, type[ServerConfig]]] = {
     "draft": HubProcess,
     "target": TargetProcess,
+    "stage": StageProcess,
     "gateway": GatewayProcess,
 }
 """Command -> what its process is told."""

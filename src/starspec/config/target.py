@@ -20,6 +20,7 @@ from starspec.config.network import (
 )
 from starspec.config.option import LIMITS, SPECULATION, Option
 from starspec.config.speculative import SpeculativeConfig
+from starspec.config.stages import PipeConfig, check_drafts_of_stages
 from starspec.errors import ConfigError
 
 WINDOW_BATCHES: Final = 4  # batches in ExSpec's window, unless a window is given
@@ -88,6 +89,7 @@ class TargetConfig:
     audit_log: AuditLogFile = None
     max_num_seqs: Annotated[int, Option("Sequences decoded at once by a target.", LIMITS, least=1)] = 8
     batching: BatchingConfig = field(default_factory=BatchingConfig)
+    pipe: PipeConfig = field(default_factory=PipeConfig)
     max_num_queued_reqs: Annotated[
         int, Option("Requests that wait at a target; more get HTTP 503.", LIMITS, least=1)
     ] = 256
@@ -118,9 +120,17 @@ class TargetConfig:
         if self.relaxed_thresholds is not None and not self.allow_relaxed:
             raise ConfigError("--relaxed-thresholds has no effect without --allow-relaxed: give both, or none")
         self.batching.num_rows(self.max_num_seqs)  # refuses a window that is too small
+        if self.pipe.stages and self.batching.method != "ragged":
+            raise ConfigError(
+                f"--stages needs --batching ragged: '{self.batching.method}' moves keys and values, which stages keep"
+            )
 
     def check_drafts(self, speculative: SpeculativeConfig | None) -> None:
-        """Raises: ConfigError if relaxed requests are allowed, and nothing drafts that knows probabilities."""
+        """Raises: ConfigError if drafts need hidden states of stages, or if relaxed requests are allowed and nothing
+        drafts that knows probabilities.
+        """
+        if self.pipe.stages:
+            check_drafts_of_stages(speculative)
         if not self.allow_relaxed:
             return
         if speculative is None:

@@ -19,12 +19,15 @@ from starspec.ids import TargetId
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.runner import ModelInfo
 from starspec.policy.length.make import make_policy
+from starspec.stages.open import open_stages
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
 from starspec.windows.open import open_runner
+from starspec.windows.verifier import Verifier
 from starspec.wire.keys import load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Hello
 from starspec.wire.transports.serving_server import ServingServer
+from starspec.wire.transports.waiting import Waiting
 from starspec.wire.transports.zmq_target import ZmqTarget
 
 log = structlog.get_logger()
@@ -42,12 +45,13 @@ def build_server(
     check_hub(speculative)
     thresholds = read_thresholds(config.relaxed_thresholds)
     audit = AuditLog(config.audit_log, config.name)
-    serving = ServingServer(config.host, config.port, keys, config.insecure, audit)
+    serving, waiting = ServingServer(config.host, config.port, keys, config.insecure, audit), Waiting()
+    waiting.add(lambda: serving.sockets)
     try:
         tokenizer = load_tokenizer(model.model)
         stats = TargetStats()
-        verifier, _, numerics_report = open_runner(model, config.batching, stats.batch)
-        drafts = make_drafts(config, speculative, verifier.info, tokenizer, stats)
+        verifier, numerics_report = _open(config, model, stats, waiting)
+        drafts = make_drafts(config, speculative, verifier.info, tokenizer, stats, waiting)
     except BaseException:
         serving.close()
         audit.close()
@@ -67,10 +71,27 @@ def build_server(
     return TargetServer(config, engine, serving, audit)
 
 
+def _open(config: TargetConfig, model: ModelConfig, stats: TargetStats, waiting: Waiting) -> tuple[Verifier, str]:
+    """What verifies this target's windows, in this process or at its stages; and the report of its numerics."""
+    if config.pipe.stages:
+        return open_stages(config, model, waiting)
+    verifier, _, report = open_runner(model, config.batching, stats.batch)
+    return verifier, report
+
+
 def make_drafts(
-    config: TargetConfig, speculative: SpeculativeConfig | None, info: ModelInfo, tokenizer: Any, stats: TargetStats
+    config: TargetConfig,
+    speculative: SpeculativeConfig | None,
+    info: ModelInfo,
+    tokenizer: Any,
+    stats: TargetStats,
+    waiting: Waiting,
 ) -> Drafts:
-    """The drafts of a target server: from a hub, by prompt lookup in this process, or none."""
+    """The drafts of a target server: from a hub, by prompt lookup in this process, or none.
+
+    Args:
+        waiting: the target's; a message of the hub ends its waits.
+    """
     if speculative is None:
         return NoDrafts()
     policy = make_policy(speculative, config.max_num_seqs)
@@ -86,6 +107,7 @@ def make_drafts(
     )
     keys = load_keys(remote.keys, "target") if remote.keys else None
     transport = ZmqTarget(remote.endpoint, hello, keys, remote.insecure)
+    waiting.add(lambda: transport.sockets)
     return RemoteDrafts(
         transport,
         policy,

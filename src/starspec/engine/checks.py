@@ -19,6 +19,15 @@ def keys_of(config: TargetConfig) -> Keys | None:
     return keys_to_listen("target", config.keys, config.host, config.port, config.insecure)
 
 
+def check_stages(config: TargetConfig) -> None:
+    """Raises: ConfigError if keys for a stage are missing."""
+    keys = load_keys(config.keys, "target")
+    for endpoint in config.pipe.stages:
+        require_keys(host_of(endpoint, "the stage"), keys, config.insecure, "the target would connect to the stage at")
+        if keys is not None:
+            keys.public_key_of("stage")
+
+
 def check_hub(speculative: SpeculativeConfig | None) -> None:
     """Check where a target's drafts come from, before its model is loaded.
 

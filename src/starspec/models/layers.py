@@ -32,11 +32,19 @@ class LayerRange:
 
     @classmethod
     def parse(cls, text: str, num_layers: int) -> LayerRange:
-        """The range that a user wrote as start:end, the end exclusive. Raises: ConfigError if it is none."""
+        """The range that a user wrote as start:end, the end exclusive, or as a share, such as 1/2: the first of two.
+
+        Raises: ConfigError if it is none.
+        """
+        share = re.fullmatch(r"\s*([0-9]{1,6})\s*/\s*([0-9]{1,6})\s*", text)
+        if share is not None and 1 <= int(share[1]) <= int(share[2]):
+            number, of = int(share[1]), int(share[2])
+            return cls(num_layers * (number - 1) // of, num_layers * number // of, num_layers)
         match = re.fullmatch(r"\s*([0-9]{1,6})\s*:\s*([0-9]{1,6})\s*", text)
         if match is None:
             raise ConfigError(
-                f"layers '{text}' are no range: write the first layer and the one behind the last, as 0:14"
+                f"layers '{text}' are no range: write the first layer and the one behind the last, as 0:14, or a "
+                "share of all, as 1/2"
             )
         return cls(int(match[1]), int(match[2]), num_layers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from starspec.errors import ConfigError, PeerLost
 from starspec.ids import PipeEpoch, TargetId
 from starspec.models.layers import LayerRange, check_ranges
 from starspec.stages.link import PipeLink
-from starspec.wire.messages import PROTOCOL_VERSION, Attach, Attached, Outdated, Refused
+from starspec.wire.messages import PROTOCOL_VERSION, Attach, Attached, Detach, Outdated, Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,9 @@ class Pipe:
         for name, each in named:
             if each.fingerprint != self.stages[0].fingerprint:
                 raise ConfigError(f"stages {self.names[0]} and {name} have different models or weights")
+            if each.dtype != self.stages[0].dtype:
+                differing = f"{self.stages[0].dtype}, and stage {name} in {each.dtype}"
+                raise ConfigError(f"stage {self.names[0]} computes in {differing}: give both the same --dtype")
 
     @property
     def num_rows(self) -> int:
@@ -35,6 +39,11 @@ class Pipe:
     @property
     def max_len(self) -> int:
         return min(each.max_len for each in self.stages)
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether at no stage a token's bits depend on what it is batched with."""
+        return all(each.is_invariant for each in self.stages)
 
     @property
     def num_cache_bytes(self) -> int:
@@ -53,26 +62,39 @@ def attach(
     """Begin a pipe epoch, higher than all that the stages have known.
 
     Args:
-        names: of the stages, in the order of their layers.
+        names: endpoints of the stages, in the order of their layers. Each is told the one behind it.
         lease_s: stages whose coordinator is silent for longer leave the pipe.
         timeout_s: within which all must answer.
-    Raises: ConfigError if a stage refuses or the stages are not one model; PeerLost if one does not answer.
+    Raises: ConfigError if a stage refuses or the stages are not one model; PeerLost if one does not answer. Then those
+        that have answered are told that they are free.
     """
     deadline_s, epoch = clock() + timeout_s, PipeEpoch(1)
     while True:
-        answers = _ask(link, names, Attach(PROTOCOL_VERSION, target_id, epoch, lease_s), deadline_s, clock)
-        newest = max((each.pipe_epoch for each in answers if isinstance(each, Outdated)), default=PipeEpoch(0))
-        if not newest:
-            stages = tuple(each for each in answers if isinstance(each, Attached))
-            return Pipe(tuple(names), stages, epoch, lease_s)
+        messages = [Attach(PROTOCOL_VERSION, target_id, epoch, lease_s, following) for following in (*names[1:], "")]
+        try:
+            answers = _ask(link, names, messages, deadline_s, clock)
+            newest = max((each.pipe_epoch for each in answers if isinstance(each, Outdated)), default=PipeEpoch(0))
+            if not newest:
+                stages = tuple(each for each in answers if isinstance(each, Attached))
+                return Pipe(tuple(names), stages, epoch, lease_s)
+        except (ConfigError, PeerLost):
+            detach(link, len(names), epoch)
+            raise
         epoch = PipeEpoch(max(newest, epoch) + 1)
 
 
+def detach(link: PipeLink, num_stages: int, epoch: PipeEpoch) -> None:
+    """Tell all stages that can be told that they are free."""
+    for stage in range(num_stages):
+        with contextlib.suppress(PeerLost):
+            link.control(stage, Detach(epoch))
+
+
 def _ask(
-    link: PipeLink, names: Sequence[str], message: Attach, deadline_s: float, clock: Callable[[], float]
+    link: PipeLink, names: Sequence[str], messages: Sequence[Attach], deadline_s: float, clock: Callable[[], float]
 ) -> list[Attached | Outdated]:
     """One answer of each stage. Raises: ConfigError if one refuses; PeerLost if one does not answer."""
-    for stage in range(len(names)):
+    for stage, message in enumerate(messages):
         link.control(stage, message)
     answers: dict[int, Attached | Outdated] = {}
     while len(answers) < len(names):
@@ -82,7 +104,7 @@ def _ask(
         for stage, answer in link.receive(left_s):
             if isinstance(answer, Refused):
                 raise ConfigError(f"stage {names[stage]} refuses: {answer.reason}")
-            if isinstance(answer, Attached) and answer.pipe_epoch != message.pipe_epoch:
+            if isinstance(answer, Attached) and answer.pipe_epoch != messages[stage].pipe_epoch:
                 continue  # it was for an earlier one
             if isinstance(answer, Attached | Outdated):
                 answers[stage] = answer

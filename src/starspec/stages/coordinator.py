@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 from starspec.errors import ConfigError, LocalProtocolError, PeerLost
 from starspec.models.runner import ModelInfo
-from starspec.stages.attach import Pipe
+from starspec.policy.pipe_depth import PipeDepth
+from starspec.stages.attach import Pipe, detach
 from starspec.stages.frames import Frame, heard
 from starspec.stages.link import PipeLink
 from starspec.stages.mirror import MirroredRows
@@ -19,7 +20,6 @@ from starspec.wire.codec import MAX_TRAVERSAL_BYTES, encode
 from starspec.wire.messages import (
     Beat,
     CoordinatorToStage,
-    Detach,
     Gap,
     JudgeOf,
     Judges,
@@ -39,6 +39,7 @@ class _Launch(NamedTuple):
     ticket: Ticket | None  # None: nothing but leases and frees
     rows: tuple[int, ...]
     judges: tuple[Judge, ...]
+    launched_s: float
 
 
 class RemoteVerifier:
@@ -52,13 +53,14 @@ class RemoteVerifier:
         link: to the stages.
         pipe: the attached stages.
         info: of the model.
-        depth: as for Verifier.
+        depth: as for Verifier; None = follows what traversals take.
         clock: seconds.
     """
 
-    def __init__(self, link: PipeLink, pipe: Pipe, info: ModelInfo, *, depth: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, link: PipeLink, pipe: Pipe, info: ModelInfo, *, depth: int | None, clock: Callable[[], float]
+    ) -> None:
         self.info = info
-        self.depth = depth
         self.cache = MirroredRows(pipe.num_rows, pipe.max_len, pipe.num_cache_bytes)
         self.compute_s = 0.0  # of all stages, for all that has landed
         self._link = link
@@ -69,6 +71,12 @@ class RemoteVerifier:
         self._ruled: dict[int, int] = {}  # row -> the lease whose law the last stage knows
         self._launched_s = self._beat_s = clock()
         self._lost: str | None = None
+        self._depth = PipeDepth(len(pipe.stages), depth)
+
+    @property
+    def depth(self) -> int:
+        """As Verifier."""
+        return self._depth.value
 
     @property
     def num_in_flight(self) -> int:
@@ -90,7 +98,7 @@ class RemoteVerifier:
         ]
         ticket = Ticket(next(self._tickets))
         judges = tuple(each.judge for each in windows if each.judge is not None)
-        launch = _Launch(next(self._numbers), ticket, tuple(each.row for each in heads), judges)
+        launch = _Launch(next(self._numbers), ticket, tuple(each.row for each in heads), judges, self._clock())
         self._send(launch, Traversal(self._pipe.epoch, launch.number, self.cache.take_changes(), heads), Judges(told))
         return ticket
 
@@ -103,8 +111,9 @@ class RemoteVerifier:
         return [each for each in landed if each is not None]
 
     def close(self) -> None:
-        """Free all rows of all stages."""
-        self._tell_all(Detach(self._pipe.epoch))
+        """Free all rows of all stages, and end the connections."""
+        detach(self._link, len(self._pipe.stages), self._pipe.epoch)
+        self._link.close()
 
     def _law(self, window: Window, lease: int) -> RowLaw | None:
         """The sequence's law, if the last stage does not know it."""
@@ -139,7 +148,7 @@ class RemoteVerifier:
         now = self._clock()
         self._send_retracted()
         if self.cache.has_changes and now - self._launched_s >= CHANGES_WAIT_S:
-            launch = _Launch(next(self._numbers), None, (), ())
+            launch = _Launch(next(self._numbers), None, (), (), now)
             self._send(launch, Traversal(self._pipe.epoch, launch.number, self.cache.take_changes(), []), Judges([]))
         if now - self._beat_s >= self._pipe.lease_s / BEATS_A_LEASE:
             self._beat_s = now
@@ -161,6 +170,8 @@ class RemoteVerifier:
             return None
         launch = self._in_flight.popleft()
         self.compute_s += message.compute_s
+        if message.verdicts:
+            self._depth.add(self._clock() - launch.launched_s, message.compute_s)
         if launch.ticket is None:
             return None
         return Landed(launch.ticket, [heard(each) for each in message.verdicts], None)

@@ -15,16 +15,19 @@ from starspec.windows.window import Verdict
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES, Decoder, encode
 from starspec.wire.messages import Judges, Traversal, VerdictOf
 
+Bytes = bytes | memoryview
+"""Of a frame: as they lie where they arrived, or where they were computed."""
+
 
 class Frame(NamedTuple):
     """A traversal on its way. A stage that is not the last passes the judges on unread."""
 
     traversal: Traversal
-    judges: bytes
-    hidden: bytes  # empty at the first stage
+    judges: Bytes
+    hidden: Bytes  # empty at the first stage
 
     @property
-    def parts(self) -> list[bytes]:
+    def parts(self) -> list[Bytes]:
         """As frames of one multipart. Raises: LocalProtocolError if one is too large."""
         return [encode(self.traversal, MAX_TRAVERSAL_BYTES), self.judges, self.hidden]
 
@@ -36,7 +39,7 @@ class FrameDecoder:
         self._traversals = Decoder[Traversal](Traversal, vocab_size, MAX_TRAVERSAL_BYTES)
         self._judges = Decoder[Judges](Judges, vocab_size, MAX_TRAVERSAL_BYTES)
 
-    def decode(self, parts: Sequence[bytes]) -> Frame:
+    def decode(self, parts: Sequence[Bytes]) -> Frame:
         """Raises: PeerProtocolError if the parts are no traversal. The judges are not looked at."""
         if len(parts) != 3:
             raise PeerProtocolError(f"a traversal has 3 frames, not {len(parts)}")
@@ -61,19 +64,25 @@ def parents_of(nodes: Sequence[int]) -> tuple[int, ...]:
     return (-1, *(parent + 1 for parent in nodes))
 
 
-def pack(hidden: Tensor) -> bytes:
-    """The bytes of hidden states [T, C] in their own dtype."""
-    return hidden.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+def pack(hidden: Tensor) -> memoryview:
+    """The bytes of hidden states [T, C] in their own dtype, where they lie if that is the CPU's memory."""
+    return hidden.contiguous().cpu().view(torch.uint8).reshape(-1).numpy().data
 
 
-def unpack(data: bytes, num_tokens: int, hidden_size: int, like: Tensor) -> Tensor:
-    """Hidden states [T, C]. Args: like: has their dtype and device. Raises: PeerProtocolError for another size."""
+def unpack(data: Bytes, num_tokens: int, hidden_size: int, like: Tensor) -> Tensor:
+    """Hidden states [T, C], where their bytes lie if the device is the CPU.
+
+    Args:
+        like: has their dtype and device.
+    Raises: PeerProtocolError for another size.
+    """
     num_bytes = num_tokens * hidden_size * like.element_size()
     if len(data) != num_bytes:
         raise PeerProtocolError(f"hidden states of {num_tokens} tokens have {num_bytes} bytes, not {len(data)}")
     if not data:
         return like.new_empty(0, hidden_size)
-    return torch.frombuffer(bytearray(data), dtype=like.dtype).view(num_tokens, hidden_size).to(like.device)
+    changeable = bytearray(data) if isinstance(data, bytes) else data  # torch warns of constant ones
+    return torch.frombuffer(changeable, dtype=like.dtype).view(num_tokens, hidden_size).to(like.device)
 
 
 def told(verdict: Verdict) -> VerdictOf:

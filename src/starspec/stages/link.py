@@ -15,10 +15,17 @@ class PipeLink(Protocol):
         """Send to any stage. Never waits."""
         ...
 
-    def send(self, parts: Sequence[bytes]) -> None:
+    def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send a traversal to the first stage. Never waits."""
         ...
 
     def receive(self, timeout_s: float) -> list[tuple[int, StageToCoordinator]]:
-        """What stages sent, each with its stage. Waits at most so long for the first."""
+        """What stages sent, each with its stage. Waits at most so long for the first.
+
+        Raises: PeerLost if a stage is gone.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the connections, once what was sent has left."""
         ...

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from starspec.errors import CacheRangeError, PeerProtocolError
 from starspec.models.runner import ForwardOutput, Segment, Stage
-from starspec.stages.frames import Frame, FrameDecoder, pack, told, unpack
+from starspec.stages.frames import Bytes, Frame, FrameDecoder, pack, told, unpack
 from starspec.stages.laws import RowLaws
 from starspec.stages.rows import StageRows
 from starspec.windows.judging import judge
@@ -38,14 +38,16 @@ class StageWorker:
     Args:
         runner: of its layers.
         clock: seconds.
+        is_invariant: whether a token's bits do not depend on what it is batched with.
     """
 
-    def __init__(self, runner: Stage, clock: Callable[[], float]) -> None:
+    def __init__(self, runner: Stage, clock: Callable[[], float], *, is_invariant: bool = False) -> None:
         self.rows = StageRows(runner.cache)
         self.session = StageSession()
         self.num_dropped = 0  # windows that were not computed, because they stood on refused tokens
         self._runner = runner
         self._clock = clock
+        self._is_invariant = is_invariant
         self._laws = RowLaws()
         self._decoder = FrameDecoder(runner.info.vocab_size)
 
@@ -70,7 +72,7 @@ class StageWorker:
         if self.session.end_lease(self._clock()):
             self._free_all()
 
-    def take(self, parts: Sequence[bytes]) -> Frame | Landing | Gap | None:
+    def take(self, parts: Sequence[Bytes]) -> Frame | Landing | Gap | None:
         """Compute one traversal.
 
         Returns: what to send to the next stage; or the answer for the coordinator; None if the traversal was stale.
@@ -126,7 +128,7 @@ class StageWorker:
             replace(each, token_ids=[], is_dropped=not is_kept)
             for each, is_kept in zip(traversal.windows, standing, strict=True)
         ]
-        hidden = b"" if output is None or output.hidden is None else pack(output.hidden)
+        hidden: Bytes = b"" if output is None or output.hidden is None else pack(output.hidden)
         spent_s = traversal.compute_s + self._clock() - started_s
         return Frame(replace(traversal, windows=windows, compute_s=spent_s), frame.judges, hidden)
 
@@ -158,4 +160,6 @@ class StageWorker:
         layers, cache = self._runner.layers, self._runner.cache
         span = (layers.start, layers.end, layers.num_layers)
         size = (cache.num_rows, cache.max_len, cache.num_bytes)
-        return Attached(self.session.pipe_epoch, *span, self._runner.info.fingerprint, *size)
+        dtype = str(cache.keys[0].dtype).removeprefix("torch.")
+        fingerprint = self._runner.info.fingerprint
+        return Attached(self.session.pipe_epoch, *span, fingerprint, *size, dtype, self._is_invariant)

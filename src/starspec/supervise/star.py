@@ -17,17 +17,22 @@ from starspec.config import (
     HubProcess,
     LogLevel,
     ModelConfig,
+    PipeConfig,
     ProcessConfig,
     ServerConfig,
     SpeculativeConfig,
+    StageConfig,
+    StageProcess,
     TargetConfig,
     TargetProcess,
     nearest,
 )
 from starspec.config.network import LOOPBACK
+from starspec.config.stages import check_drafts_of_stages
 from starspec.errors import ConfigError
 from starspec.supervise.child import ChildSpec
 
+STAGES_WAIT_S: Final = 3600.0  # `up` has a limit of its own for the whole start
 LAST_WORDS_S: Final = 1.0  # of a star's drain, for the gateway to answer requests that did not end in time
 GATEWAY_STAGE, TARGET_STAGE, HUB_STAGE = range(
     3
@@ -40,6 +45,7 @@ class StarConfig:
 
     model: ModelConfig  # of the targets
     num_targets: int
+    num_stages: int = 1  # of each target; 1 = its model is not cut
     target: TargetConfig  # of each target, except for its name and address
     speculative: SpeculativeConfig | None  # None: no hub, targets decode plainly
     hub: HubConfig = field(default_factory=HubConfig)  # except for its address and what follows from the targets
@@ -51,6 +57,8 @@ class StarConfig:
     def __post_init__(self) -> None:
         if self.num_targets < 1:
             raise ConfigError(f"a star needs at least one target, got {self.num_targets}")
+        if self.num_stages > 1:
+            check_drafts_of_stages(self.speculative)
         hub = replace(self.hub, audit_log=None)  # which all processes have
         if self.speculative is None and (hub != HubConfig() or self.draft.kv_budget_bytes is not None):
             raise ConfigError("options of the draft server need one: give --draft MODEL, or --spec-method ngram")
@@ -84,6 +92,7 @@ class StarPorts:
     hub: int
     targets: tuple[int, ...]
     gateway: int
+    stages: tuple[tuple[int, ...], ...] = ()  # of each target; () = none is cut
 
     @property
     def hub_endpoint(self) -> str:
@@ -101,10 +110,11 @@ def star_specs(star: StarConfig, ports: StarPorts, environ: Mapping[str, str], n
         environ: this process's environment; what it says of threads is kept.
         num_cores: CPU cores that the children share.
     """
-    environment = child_environment(environ, num_cores, num_busy=star.num_targets)
+    environment = child_environment(environ, num_cores, num_busy=star.num_targets * star.num_stages)
     targets = [_target(star, ports, number, environment) for number in range(star.num_targets)]
+    stages = [_stage(star, ports, *place, environment) for place in _stage_places(ports)]
     hub = [] if star.speculative is None else [_hub(star, star.speculative, ports, environment)]
-    return [*hub, *targets, _gateway(star, ports, environment)]
+    return [*hub, *stages, *targets, _gateway(star, ports, environment)]
 
 
 def child_environment(environ: Mapping[str, str], num_cores: int, num_busy: int) -> dict[str, str]:
@@ -143,11 +153,31 @@ def hub_spec(config: HubProcess, environment: dict[str, str]) -> ChildSpec:
 
 def _target(star: StarConfig, ports: StarPorts, number: int, environment: dict[str, str]) -> ChildSpec:
     name = target_name(number)
-    target = replace(star.target, name=name, host=LOOPBACK, port=ports.targets[number], shutdown_timeout_s=star.drain_s)
+    pipe = PipeConfig()
+    if ports.stages:
+        endpoints = tuple(f"tcp://{LOOPBACK}:{port}" for port in ports.stages[number])
+        pipe = replace(star.target.pipe, stages=endpoints, wait_s=STAGES_WAIT_S)
+    target = replace(
+        star.target, name=name, host=LOOPBACK, port=ports.targets[number], pipe=pipe, shutdown_timeout_s=star.drain_s
+    )
     model = replace(star.model, num_rows=target.num_rows)
     speculative = None if star.speculative is None else _of_target(star.speculative, ports.hub_endpoint)
     config = TargetProcess(target=target, model=model, speculative=speculative, process=_process(star, name))
     return _spec("target", config, environment, stop_stage=TARGET_STAGE)
+
+
+def _stage_places(ports: StarPorts) -> list[tuple[int, int]]:
+    """Target and place of each stage."""
+    return [(number, place) for number, stages in enumerate(ports.stages) for place in range(len(stages))]
+
+
+def _stage(star: StarConfig, ports: StarPorts, number: int, place: int, environment: dict[str, str]) -> ChildSpec:
+    name = f"{target_name(number)}-stage-{place}"
+    listen = f"tcp://{LOOPBACK}:{ports.stages[number][place]}"
+    stage = StageConfig(layers=f"{place + 1}/{star.num_stages}", listen=listen, audit_log=star.target.audit_log)
+    model = replace(star.model, num_rows=star.target.num_rows)
+    config = StageProcess(stage=stage, model=model, process=_process(star, name), name=name)
+    return _spec("stage", config, environment, stop_stage=HUB_STAGE)
 
 
 def _gateway(star: StarConfig, ports: StarPorts, environment: dict[str, str]) -> ChildSpec:

@@ -27,7 +27,11 @@ from starspec.quoting import quoted
 from starspec.wire.keys import ZAP_DOMAIN, KeyRole, Keys, load_keys, read_key, require_keys
 from starspec.wire.transports.sockets import check_free, network_of
 
-CLIENTS: Final[dict[KeyRole, tuple[KeyRole, ...]]] = {"hub": ("target", "gateway"), "target": ("gateway",)}
+CLIENTS: Final[dict[KeyRole, tuple[KeyRole, ...]]] = {
+    "hub": ("target", "gateway"),
+    "target": ("gateway",),
+    "stage": ("target", "stage"),
+}
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 RELOAD_S: Final = 1.0  # between looks at the folder
 UNSEEN: Final = frozenset({"Zs", "Zl", "Zp", "Cc", "Cf"})  # categories of white space, control and format characters
@@ -222,7 +226,7 @@ def keys_to_listen(role: KeyRole, folder: str | None, host: str, port: int, is_i
     """The keys of a server, before a long start such as loading a model.
 
     Args:
-        role: of the server: a hub or a target.
+        role: of the server: a hub, a target or a stage.
         folder: of the keys; None = it has none.
         is_insecure: allow a host that is not loopback without keys.
     Raises: ConfigError if a key of the server or of its clients is missing or is no key, or if it cannot or must not

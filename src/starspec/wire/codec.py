@@ -108,7 +108,7 @@ class Decoder(Generic[T]):
         self._max_len = max_len
         self.max_frame_bytes = max_frame_bytes
 
-    def decode(self, frame: bytes) -> T:
+    def decode(self, frame: bytes | memoryview) -> T:
         """Decode one frame.
 
         Raises: PeerProtocolError if the bytes are anything but a valid message of this direction.
@@ -187,7 +187,7 @@ class _OpenHead(msgspec.Struct, tag_field="type", tag="open"):
 _head_decoder = msgspec.msgpack.Decoder(_OpenHead)
 
 
-def _long_open(frame: bytes, max_len: int) -> LongOpen | None:
+def _long_open(frame: bytes | memoryview, max_len: int) -> LongOpen | None:
     """The Open in this frame if it has more tokens than that; a token takes a byte at least. None for all others."""
     try:
         head = _head_decoder.decode(frame)

@@ -18,8 +18,8 @@ from zmq.utils import z85
 
 from starspec.errors import ConfigError
 
-KeyRole = Literal["hub", "target", "gateway"]
-ROLES: Final[tuple[KeyRole, ...]] = ("hub", "target", "gateway")
+KeyRole = Literal["hub", "target", "gateway", "stage"]
+ROLES: Final[tuple[KeyRole, ...]] = ("hub", "target", "gateway", "stage")
 KEY_LEN: Final = 40  # characters of a z85 key
 MISSING_KEY: Final = (
     "`starspec keygen FOLDER` makes the keys of all roles; copy this one from there, or give --keys the right folder"

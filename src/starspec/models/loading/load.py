@@ -32,6 +32,7 @@ from starspec.models.runner import LoadedRunner, ModelInfo
 
 log = structlog.get_logger()
 
+NO_WEIGHTS: Final = "'{}' has no weights, so it cannot be cut into stages"
 LINEARS_OF_LAYER: Final = 4  # of the fused path: query, key and value are one, gate and up another
 
 
@@ -68,7 +69,7 @@ def load_stage(config: ModelConfig, layers: str) -> PackedRunner:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     if is_synthetic(config.model):
-        raise ConfigError(f"'{config.model}' has no weights, so it cannot be cut into stages")
+        raise ConfigError(NO_WEIGHTS.format(config.model))
     with naming(config.model, folder_name(config.model)):
         return _load(config, layers)
 
@@ -86,7 +87,8 @@ def _load(config: ModelConfig, part: str | None) -> PackedRunner:
     _check_weights(model, config)
     drop_tied(model, found.layers)
     model = model.to(found.device)
-    info = _info(model, config, found.folder, found.max_model_len)
+    num_parameters = sum(each.numel() for each in model.parameters())
+    info = _info(model.config, config, found.folder, found.max_model_len, num_parameters)
     make = _fused_runner if is_fused else _hf_runner
     return make(model, config, found, info)
 
@@ -112,6 +114,19 @@ class _Found:
     layers: LayerRange  # that are loaded
     max_model_len: int
     num_cache_bytes: int
+
+
+def load_info(config: ModelConfig) -> ModelInfo:
+    """Facts about a model whose stages are elsewhere. Without weights here it has no fingerprint.
+
+    Raises: as `load_runner`; ConfigError also if the model has no weights anywhere.
+    """
+    if is_synthetic(config.model):
+        raise ConfigError(NO_WEIGHTS.format(config.model))
+    with naming(config.model, folder_name(config.model)):
+        folder = locate(config.model)
+        hf_config = _read_config(config.model, folder)
+        return _info(hf_config, config, folder, _max_model_len(config, hf_config), 0)
 
 
 def check_loadable(config: ModelConfig) -> int:
@@ -245,18 +260,19 @@ def _read_with_transformers(config: ModelConfig, found: _Found) -> Any:
         return model.eval().requires_grad_(requires_grad=False)
 
 
-def _info(model: Any, config: ModelConfig, folder: Path, max_model_len: int) -> ModelInfo:
-    text = model.config.get_text_config(decoder=True)
+def _info(hf_config: Any, config: ModelConfig, folder: Path, max_model_len: int, num_parameters: int) -> ModelInfo:
+    text = hf_config.get_text_config(decoder=True)
+    has_weights = next(folder.glob("*.safetensors"), None) is not None
     return ModelInfo(
         name=folder_name(config.model) if Path(config.model).expanduser().exists() else config.model,
         vocab_size=text.vocab_size,
         max_model_len=max_model_len,
-        num_parameters=sum(each.numel() for each in model.parameters()),
+        num_parameters=num_parameters,
         num_weight_bytes=0,  # set later: each path counts its own
         eos_token_ids=eos_token_ids(folder, load_tokenizer(str(folder))),
         num_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
-        fingerprint=model_fingerprint(config.model, folder),
+        fingerprint=model_fingerprint(config.model, folder) if has_weights else "",
     )
 
 

@@ -45,6 +45,7 @@ class Attach(Message, frozen=True):
     target_id: TargetName
     pipe_epoch: PipeEpochNumber  # higher than all that the stage has known
     lease_s: LeaseSeconds  # a coordinator that is silent for longer loses the stage
+    next: Annotated[str, Meta(max_length=300)] = ""  # endpoint of the stage behind, if there is one
 
 
 class Attached(Message, frozen=True):
@@ -58,6 +59,8 @@ class Attached(Message, frozen=True):
     num_rows: Annotated[int, Meta(ge=1, le=2**20)]
     max_len: Count  # positions of a row
     num_cache_bytes: Annotated[int, Meta(ge=0, lt=2**53)] = 0  # of all rows
+    dtype: Annotated[str, Meta(max_length=20)] = ""  # of weights and hidden states
+    is_invariant: bool = False  # a token's bits do not depend on what it is batched with
 
 
 class Outdated(Message, frozen=True):

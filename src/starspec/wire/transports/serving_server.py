@@ -32,7 +32,7 @@ from starspec.wire.messages import (
 )
 from starspec.wire.messages.base import RequestName
 from starspec.wire.transports.serving_inbox import ServingInbox
-from starspec.wire.transports.sockets import GOODBYE_MS, Context, bind, make_socket
+from starspec.wire.transports.sockets import GOODBYE_MS, Context, Socket, bind, make_socket
 from starspec.wire.transports.unread import UnreadGuard
 
 READ_BURST: Final = 256  # multiparts read before the engine goes on
@@ -99,6 +99,11 @@ class ServingServer:
     def num_frames_rejected(self) -> int:
         """Frames that broke the protocol, or were too many; and connections that ended for what was never whole."""
         return self._num_rejected + self._inbox.num_dropped + self._unread.num_cut
+
+    @property
+    def sockets(self) -> Sequence[Socket]:
+        """What to wait for."""
+        return [self._socket]
 
     def owner_of(self, peer: PeerId) -> str:
         """Whose gateway this is, for what owners share; empty if nothing came from it of late."""

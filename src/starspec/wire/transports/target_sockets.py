@@ -1,4 +1,4 @@
-"""The sockets of a target's connection to a hub."""
+"""The sockets of a client: of a target's connection to a hub, or of one to a stage."""
 
 from __future__ import annotations
 
@@ -100,10 +100,13 @@ class TargetSocket:
         """(event, value) pairs since the last call; never waits."""
         return events_of(self._events)
 
-    def send(self, frames: Sequence[bytes]) -> bool:
-        """Send without waiting. Returns: False if the connection is not made yet or the peer does not read."""
+    def send(self, frames: Sequence[bytes | memoryview]) -> bool:
+        """Send without waiting. Large frames are not copied, so nobody may change them later.
+
+        Returns: False if the connection is not made yet or the peer does not read.
+        """
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return False
         return True

@@ -43,7 +43,7 @@ from starspec.wire.messages import (
     Welcome,
 )
 from starspec.wire.transports.hub_inbox import HubInbox
-from starspec.wire.transports.sockets import GOODBYE_MS, REFUSED_KEY_RETRY_S, host_of, multiparts
+from starspec.wire.transports.sockets import GOODBYE_MS, REFUSED_KEY_RETRY_S, Socket, host_of, multiparts
 from starspec.wire.transports.target_sockets import SocketFactory, TargetSocket, why_handshake_failed
 
 MAX_PUBLIC_ANSWER_BYTES: Final = 16 * 1024  # of the hub's public port; a Welcome names the draft
@@ -106,6 +106,11 @@ class ZmqTarget:
     @property
     def is_connected(self) -> bool:
         return self._link.state is LinkState.CONNECTED
+
+    @property
+    def sockets(self) -> Sequence[Socket]:
+        """What to wait for, while messages of the hub are expected."""
+        return self._own.sockets if self._own is not None else ()
 
     @property
     def welcome(self) -> Welcome | None:
@@ -337,7 +342,8 @@ def _why_unmet(hello: Hello, terms: Welcome) -> str:
     """Why this target cannot send the features that the hub asks for; "" if it can."""
     last = hello.num_layers if hello.hidden_size else -1
     if any(layer > last for layer in terms.feature_layers):
-        return f"the hub's draft needs hidden states {list(terms.feature_layers)}, and this target has 0 to {last}"
+        here = "has none to send" if last < 0 else f"has 0 to {last}"
+        return f"the hub's draft needs hidden states {list(terms.feature_layers)}, and this target {here}"
     if terms.feature_window > MAX_FEATURE_WINDOW:
         return f"the hub wants features of {terms.feature_window} positions, more than {MAX_FEATURE_WINDOW}"
     return ""

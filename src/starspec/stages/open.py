@@ -1,0 +1,117 @@
+"""Opens the stages of a target: the verifier for an engine whose model is elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+import structlog
+
+from starspec.config import MAX_DRAFT_TOKENS, ModelConfig, TargetConfig
+from starspec.errors import ConfigError, PeerLost
+from starspec.ids import TargetId
+from starspec.models.loading.load import load_info
+from starspec.models.runner import ModelInfo
+from starspec.stages.attach import Pipe, attach, detach
+from starspec.stages.coordinator import RemoteVerifier
+from starspec.wire.keys import load_keys
+from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES
+from starspec.wire.transports.waiting import Waiting
+from starspec.wire.transports.zmq_pipe import ZmqPipe
+
+LEASE_S: Final = 10.0  # a stage whose target is silent for longer is free for another one
+ATTACH_S: Final = 10.0  # that stages have to answer, at least
+POLL_S: Final = 0.25  # between looks at connections that are being made
+SLOW_S: Final = 3.0  # after which the log says what is waited for
+MAX_NUMBER_BYTES: Final = 4  # of a hidden state
+
+log = structlog.get_logger()
+
+
+class OpenedStages(NamedTuple):
+    """A target in stages that is ready to verify."""
+
+    verifier: RemoteVerifier
+    numerics_report: str  # whether a token's bits depend on what it is batched with
+
+
+def open_stages(
+    config: TargetConfig, model: ModelConfig, waiting: Waiting, clock: Callable[[], float] = time.monotonic
+) -> OpenedStages:
+    """Connect to the stages of a target, and check that together they are its model.
+
+    Args:
+        model: which model, and how its stages run it.
+        waiting: what else ends a wait for stages; they are added to it.
+    Raises: ConfigError if a stage refuses, cannot be connected, or does not fit; PeerLost if one does not answer.
+    """
+    info, pipe_config = load_info(model), config.pipe
+    _check_size(info, config)
+    keys = load_keys(config.keys, "target")
+    link = ZmqPipe(pipe_config.stages, keys, config.insecure, pipe_config.silence_s, waiting)
+    try:
+        until_s = clock() + pipe_config.wait_s
+        _connect(link, pipe_config.wait_s, clock)
+        timeout_s = max(ATTACH_S, until_s - clock())  # they answer once their layers are loaded
+        pipe = attach(
+            link, pipe_config.stages, TargetId(config.name), lease_s=LEASE_S, timeout_s=timeout_s, clock=clock
+        )
+        _check_model(link, pipe, info, model)
+    except BaseException:
+        link.close()
+        raise
+    report = "invariant at all stages" if pipe.is_invariant else "not invariant at all stages"
+    # hidden states stay at the stages: a draft that needs them is refused at the handshake with its hub
+    seen = replace(info, hidden_size=0)
+    return OpenedStages(RemoteVerifier(link, pipe, seen, depth=pipe_config.depth, clock=clock), report)
+
+
+def _check_model(link: ZmqPipe, pipe: Pipe, info: ModelInfo, model: ModelConfig) -> None:
+    try:
+        check_model(pipe, info, model)
+    except ConfigError:
+        detach(link, len(pipe.stages), pipe.epoch)
+        raise
+
+
+def check_model(pipe: Pipe, info: ModelInfo, model: ModelConfig) -> None:
+    """Raises: ConfigError if the stages are another model than the target's, or run it in another way."""
+    first = pipe.stages[0]
+    if info.fingerprint and first.fingerprint != info.fingerprint:
+        raise ConfigError(f"the stages have another model than '{model.model}' here, or other weights")
+    if first.num_layers != info.num_layers:
+        raise ConfigError(f"the stages' model has {first.num_layers} layers, and '{model.model}' {info.num_layers}")
+    if first.dtype and first.dtype != model.dtype:
+        raise ConfigError(
+            f"the stages compute in {first.dtype}, and the target is told {model.dtype}: give all the same --dtype"
+        )
+    needed = info.max_model_len + MAX_DRAFT_TOKENS
+    for name, stage in zip(pipe.names, pipe.stages, strict=True):
+        if stage.max_len < needed:
+            raise ConfigError(
+                f"stage {name} holds sequences of {stage.max_len - MAX_DRAFT_TOKENS} tokens, and the target may have "
+                f"{info.max_model_len}: give all the same --max-model-len"
+            )
+
+
+def _check_size(info: ModelInfo, config: TargetConfig) -> None:
+    most = MAX_HIDDEN_BYTES // (MAX_NUMBER_BYTES * max(1, info.hidden_size))
+    if config.prefill_chunk > most:
+        raise ConfigError(
+            f"--prefill-chunk must be at most {most} for stages of this model, got {config.prefill_chunk}"
+        )
+
+
+def _connect(link: ZmqPipe, wait_s: float, clock: Callable[[], float]) -> None:
+    """Wait until all stages are connected. Raises: as ZmqPipe.receive; PeerLost if they are not within `wait_s`."""
+    started_s, is_told = clock(), False
+    while link.missing:
+        link.receive(POLL_S)
+        waited_s, missing = clock() - started_s, ", ".join(link.missing)
+        if missing and waited_s > wait_s:
+            raise PeerLost(f"stage {missing} cannot be reached within {wait_s:g} s (--stage-wait): does it run?")
+        if missing and waited_s > SLOW_S and not is_told:
+            is_told = True
+            log.info("waiting for stages", missing=missing)

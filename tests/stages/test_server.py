@@ -1,0 +1,200 @@
+"""Stages behind real sockets: what they refuse, that tokens stay the same, and that a lost stage is noticed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stage_driver import Driver, no_draft
+from toy_stages import VOCAB, ToyStage, plain, toy_stages
+
+from starspec.audit import AuditLog
+from starspec.config import StageConfig
+from starspec.errors import ConfigError, PeerLost
+from starspec.ids import TargetId
+from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.tree import DraftTree
+from starspec.stages.attach import attach
+from starspec.stages.coordinator import RemoteVerifier
+from starspec.stages.server import StageServer
+from starspec.windows.window import Law
+from starspec.wire.keys import generate_keys, load_keys
+from starspec.wire.transports.stage_port import StagePort
+from starspec.wire.transports.waiting import Waiting
+from starspec.wire.transports.zmq_pipe import ZmqPipe
+
+pytestmark = pytest.mark.timeout(60)
+
+LAW = Law(SamplingSpec(temperature=0.8, seed=3, repetition_penalty=1.1), None, 2)
+PROMPTS = ([1, 2, 3], [5], [7, 8, 9, 10, 11, 12], [3, 3])
+WAIT_S = 10.0
+SILENCE_S = 2.0
+
+
+@contextmanager
+def serving(stages: Sequence[ToyStage], keys: Path | None = None, **changes: object) -> Iterator[list[StageServer]]:
+    """Stages on free ports, each on a thread of its own."""
+    with ExitStack() as stack:
+        servers = []
+        for each in stages:
+            config = StageConfig(
+                layers=str(each.layers), listen="tcp://127.0.0.1:0", keys=keys and str(keys), silence_s=SILENCE_S
+            )
+            own = load_keys(keys, "stage")
+            port = StagePort(config.host, config.port, own, False, AuditLog.off())
+            server = StageServer(replace(config, **changes), each, port, own, AuditLog.off())
+            thread = threading.Thread(target=server.run)
+            thread.start()
+            stack.callback(thread.join, WAIT_S)
+            stack.callback(server.stop)
+            servers.append(server)
+        yield servers
+
+
+@contextmanager
+def pipe_of(
+    endpoints: Sequence[str], keys: Path | None = None, role: str = "target", name: str = "t", wait_s: float = WAIT_S
+) -> Iterator[RemoteVerifier]:
+    link = ZmqPipe(endpoints, load_keys(keys, role), False, SILENCE_S, Waiting())
+    try:
+        pipe = attach(link, endpoints, TargetId(name), lease_s=5.0, timeout_s=wait_s, clock=time.monotonic)
+        info = toy_stages(1)[0].info
+        yield RemoteVerifier(link, pipe, info, depth=4, clock=time.monotonic)
+    finally:
+        link.close()
+
+
+def addresses(servers: Sequence[StageServer]) -> list[str]:
+    return [each.address for each in servers]
+
+
+def half_right(sequence, token_ids: list[int]) -> DraftTree:
+    prompt = token_ids[: sequence.prompt_len]
+    truth = plain(3, prompt, LAW.sampling, len(token_ids) - sequence.prompt_len + 3)[len(token_ids) :]
+    return DraftTree.chain((truth[0], truth[1], (truth[2] + 1) % VOCAB))
+
+
+@pytest.mark.parametrize("draft", [no_draft, half_right])
+def test_tokens_behind_sockets_are_those_of_the_model(draft) -> None:
+    with serving(toy_stages(3)) as servers, pipe_of(addresses(servers)) as verifier:
+        driver = Driver(verifier, draft)
+        sequences = [driver.begin(prompt, LAW, 12) for prompt in PROMPTS]
+        driver.decode_all()
+        verifier.close()
+    assert [each.token_ids for each in sequences] == [plain(3, prompt, LAW.sampling, 12) for prompt in PROMPTS]
+
+
+def test_keys_of_all_roles_let_a_target_and_its_stages_talk(tmp_path: Path) -> None:
+    generate_keys(tmp_path / "keys")
+    with (
+        serving(toy_stages(2), tmp_path / "keys") as servers,
+        pipe_of(addresses(servers), tmp_path / "keys") as verifier,
+    ):
+        driver = Driver(verifier, no_draft)
+        sequence = driver.begin(PROMPTS[0], LAW, 5)
+        driver.decode_all()
+    assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 5)
+
+
+def test_a_target_whose_key_a_stage_does_not_know_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    generate_keys(tmp_path / "keys")
+    generate_keys(tmp_path / "others")
+    (tmp_path / "others" / "stage.public").write_bytes((tmp_path / "keys" / "stage.public").read_bytes())
+    with (
+        serving(toy_stages(1), tmp_path / "keys") as servers,
+        pytest.raises(ConfigError, match=r"does not know the key of the target .*: copy"),
+        pipe_of(addresses(servers), tmp_path / "others"),
+    ):
+        pass
+
+
+def test_a_stage_with_another_secret_is_not_talked_to(tmp_path: Path) -> None:
+    generate_keys(tmp_path / "keys")
+    generate_keys(tmp_path / "others")
+    (tmp_path / "others" / "target.public").write_bytes((tmp_path / "keys" / "target.public").read_bytes())
+    with (
+        serving(toy_stages(1), tmp_path / "others") as servers,
+        pytest.raises(
+            ConfigError, match=r"breaks off the handshake: does stage.public of the target belong to another"
+        ),
+        pipe_of(addresses(servers), tmp_path / "keys"),
+    ):
+        pass
+
+
+def test_a_stage_that_does_not_know_the_key_of_the_one_before_is_refused_at_the_start(tmp_path: Path) -> None:
+    generate_keys(tmp_path / "keys")
+    generate_keys(tmp_path / "lacking")
+    for name in ("stage.secret", "stage.public", "target.public"):
+        (tmp_path / "lacking" / name).write_bytes((tmp_path / "keys" / name).read_bytes())
+    (tmp_path / "lacking" / "stage.public").unlink()
+    with ExitStack() as stack:
+        [first] = stack.enter_context(serving(toy_stages(2)[:1], tmp_path / "keys"))
+        [second] = stack.enter_context(serving(toy_stages(2)[1:], tmp_path / "lacking"))
+        with (
+            pytest.raises(ConfigError, match=r"refuses: the stage at .* does not know the key of this stage"),
+            pipe_of(addresses([first, second]), tmp_path / "keys"),
+        ):
+            pass
+
+
+def test_only_a_target_may_lead_stages(tmp_path: Path) -> None:
+    generate_keys(tmp_path / "keys")
+    with (
+        serving(toy_stages(1), tmp_path / "keys") as servers,
+        pytest.raises(ConfigError, match=r"refuses: the key stage.public is not a target's"),
+        pipe_of(addresses(servers), tmp_path / "keys", role="stage"),
+    ):
+        pass
+
+
+def test_a_last_stage_that_is_not_the_last_asks_who_comes_behind() -> None:
+    with (
+        serving(toy_stages(2)) as servers,
+        pytest.raises(ConfigError, match="refuses: no stage is told to come behind its layers 0:1"),
+        pipe_of(addresses(servers[:1])),
+    ):
+        pass
+
+
+def test_a_stage_that_is_told_who_comes_behind_takes_nobodys_word_for_another() -> None:
+    """It is told wrong here, so it never gets there."""
+    with ExitStack() as stack:
+        first, last = toy_stages(2)
+        [behind] = stack.enter_context(serving([last]))
+        [before] = stack.enter_context(serving([first], next="tcp://127.0.0.1:1"))
+        with pytest.raises(PeerLost, match=f"no answer from stage {before.address}$"):
+            stack.enter_context(pipe_of(addresses([before, behind]), wait_s=0.5))
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_stage_that_ends_is_noticed_at_once(lost: int) -> None:
+    with serving(toy_stages(3)) as servers, pipe_of(addresses(servers)) as verifier:
+        driver = Driver(verifier, no_draft)
+        driver.begin(PROMPTS[0], LAW, 50)
+        servers[lost].stop()
+        started_s = time.monotonic()
+        with pytest.raises(PeerLost, match=r"is gone|broke off"):
+            driver.decode_all()
+        assert time.monotonic() - started_s < SILENCE_S
+
+
+def test_a_second_target_is_told_whose_the_stages_are_and_may_have_them_later() -> None:
+    with serving(toy_stages(2)) as servers:
+        with pipe_of(addresses(servers)) as verifier:
+            with (
+                pytest.raises(ConfigError, match="refuses: the stage belongs to target t"),
+                pipe_of(addresses(servers), name="u"),
+            ):
+                pass
+            verifier.close()
+        with pipe_of(addresses(servers), name="u") as verifier:
+            driver = Driver(verifier, no_draft)
+            sequence = driver.begin(PROMPTS[0], LAW, 3)
+            driver.decode_all()
+    assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 3)

@@ -1,0 +1,107 @@
+"""The port of a stage takes what has the form of a message, from who may send it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from starspec.audit import AuditLog
+from starspec.errors import ConfigError, PeerLost
+from starspec.wire.keys import Keys, generate_keys, load_keys
+from starspec.wire.transports.sockets import Context
+from starspec.wire.transports.stage_connection import StageConnection
+from starspec.wire.transports.stage_port import StageArrival, StagePort
+from starspec.wire.transports.waiting import Waiting
+
+pytestmark = pytest.mark.timeout(60)
+
+LIMIT_S = 10.0
+
+
+@contextmanager
+def connected(keys: Keys | None = None, own: Keys | None = None) -> Iterator[tuple[StagePort, StageConnection]]:
+    context = Context()
+    with closing(StagePort("127.0.0.1", 0, keys, False, AuditLog.off())) as port:
+        connection = StageConnection(context, f"tcp://127.0.0.1:{port.port}", own, False, 2.0, "the target")
+        try:
+            yield port, connection
+        finally:
+            connection.close()
+            context.term()
+
+
+def receive(port: StagePort, num: int = 1) -> list[StageArrival]:
+    """Waits for so many."""
+    waiting, arrived = Waiting(), []
+    waiting.add(lambda: port.sockets)
+    limit_s = time.monotonic() + LIMIT_S
+    while len(arrived) < num:
+        assert time.monotonic() < limit_s
+        waiting.wait(0.1)
+        arrived += port.receive()
+    return arrived
+
+
+def until(connection: StageConnection, holds: Callable[[], bool]) -> None:
+    waiting, limit_s = Waiting(), time.monotonic() + LIMIT_S
+    waiting.add(lambda: connection.sockets)
+    while not holds():
+        assert time.monotonic() < limit_s
+        waiting.wait(0.1)
+        connection.check()
+
+
+def test_one_frame_is_control_and_three_are_a_traversal_and_all_else_is_dropped() -> None:
+    with connected() as (port, connection):
+        for frames in ([b"control"], [b"a", b"b"], [b"a"] * 9, [b"traversal", b"judges", b"hidden"]):
+            connection.send(frames)
+        control, traversal = receive(port, 2)
+        assert (bytes(control.frames[0]), control.is_traversal) == (b"control", False)
+        assert ([bytes(each) for each in traversal.frames], traversal.is_traversal) == (
+            [b"traversal", b"judges", b"hidden"],
+            True,
+        )
+        assert port.num_rejected == 2
+        assert control.caller is None
+
+
+def test_large_frames_arrive_whole_although_they_are_not_copied() -> None:
+    hidden = bytes(range(256)) * 4000
+    with connected() as (port, connection):
+        connection.send([b"t", b"j", memoryview(hidden)])
+        [arrival] = receive(port)
+        assert bytes(arrival.frames[2]) == hidden
+
+
+def test_a_key_says_who_sends(tmp_path: Path) -> None:
+    generate_keys(tmp_path)
+    for role in ("target", "stage"):
+        with connected(load_keys(tmp_path, "stage"), load_keys(tmp_path, role)) as (port, connection):
+            connection.send([b"x"])
+            [arrival] = receive(port)
+            assert arrival.caller is not None
+            assert arrival.caller.role == role
+
+
+def test_a_port_that_is_open_to_others_needs_keys() -> None:
+    with pytest.raises(ConfigError, match=r"the stage would listen on 0\.0\.0\.0 without keys"):
+        StagePort("0.0.0.0", 0, None, False, AuditLog.off())
+    with (
+        Context() as context,
+        pytest.raises(ConfigError, match=r"connect to the stage at far\.example without keys"),
+    ):
+        StageConnection(context, "tcp://far.example:1", None, False, 2.0, "the target")
+
+
+def test_a_port_that_closes_is_a_stage_that_is_gone() -> None:
+    with connected() as (port, connection):
+        connection.send([b"x"])
+        receive(port)
+        until(connection, lambda: connection.is_ready)
+        port.close()
+        with pytest.raises(PeerLost, match="is gone"):
+            until(connection, lambda: False)
