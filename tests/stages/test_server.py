@@ -153,10 +153,10 @@ def test_only_a_target_may_lead_stages(tmp_path: Path) -> None:
         pass
 
 
-def test_a_last_stage_that_is_not_the_last_asks_who_comes_behind() -> None:
+def test_a_pipe_without_its_end_is_refused() -> None:
     with (
         serving(toy_stages(2)) as servers,
-        pytest.raises(ConfigError, match="refuses: no stage is told to come behind its layers 0:1"),
+        pytest.raises(ConfigError, match=r"no stage has layers 1:2, behind"),
         pipe_of(addresses(servers[:1])),
     ):
         pass

@@ -71,7 +71,7 @@ class RemoteVerifier:
         self._ruled: dict[int, int] = {}  # row -> the lease whose law the last stage knows
         self._launched_s = self._beat_s = clock()
         self._lost: str | None = None
-        self._depth = PipeDepth(len(pipe.stages), depth)
+        self._depth = PipeDepth(depth)
 
     @property
     def depth(self) -> int:
@@ -171,7 +171,7 @@ class RemoteVerifier:
         launch = self._in_flight.popleft()
         self.compute_s += message.compute_s
         if message.verdicts:
-            self._depth.add(self._clock() - launch.launched_s, message.compute_s)
+            self._depth.add(self._clock() - launch.launched_s, message.slowest_s)
         if launch.ticket is None:
             return None
         return Landed(launch.ticket, [heard(each) for each in message.verdicts], None)

@@ -136,8 +136,7 @@ class StageServer:
 
     def _attach(self, arrival: StageArrival, message: Attach) -> None:
         following = self._config.next or message.next
-        refusal = self._why_not(arrival, message, following)
-        answer = refusal or self._worker.control(message)
+        answer = self._why_not(arrival, message) or self._worker.control(message)
         if not isinstance(answer, Attached):
             assert answer is not None
             self._port.send(arrival.peer, answer)
@@ -146,16 +145,14 @@ class StageServer:
         self._queue.clear()
         self._coordinator, self._answer = arrival.peer, answer
         log.info("attached", target=message.target_id, pipe_epoch=answer.pipe_epoch, next=following or None)
-        if not self._runner.layers.is_last:
+        if following and not self._runner.layers.is_last:
             self._link(following)
 
-    def _why_not(self, arrival: StageArrival, message: Attach, following: str) -> Refused | None:
+    def _why_not(self, arrival: StageArrival, message: Attach) -> Refused | None:
         if arrival.caller is not None and arrival.caller.role != "target":
             return Refused("key", f"the key {arrival.caller.key_name}.public is not a target's")
         if (reason := self._port.why_not_named(arrival.caller, message.target_id)) is not None:
             return Refused("key", reason)
-        if not (following or self._runner.layers.is_last):
-            return Refused("invalid", f"no stage is told to come behind its layers {self._runner.layers}")
         return None
 
     # ---------------------------------------------------------------- the next stage

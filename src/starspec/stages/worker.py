@@ -102,8 +102,9 @@ class StageWorker:
         if not self._runner.layers.is_last:
             return self._pass_on(frame, standing, output, started_s)
         verdicts = self._judge(traversal, of_window, segments, output)
-        spent_s = traversal.compute_s + self._clock() - started_s
-        return Landing(traversal.pipe_epoch, traversal.number, verdicts, spent_s)
+        spent_s = self._clock() - started_s
+        times = (traversal.compute_s + spent_s, max(traversal.slowest_s, spent_s))
+        return Landing(traversal.pipe_epoch, traversal.number, verdicts, *times)
 
     def _stands(self, window: WindowHead, judge: JudgeOf | None) -> bool:
         """Whether a window is to be computed."""
@@ -129,8 +130,9 @@ class StageWorker:
             for each, is_kept in zip(traversal.windows, standing, strict=True)
         ]
         hidden: Bytes = b"" if output is None or output.hidden is None else pack(output.hidden)
-        spent_s = traversal.compute_s + self._clock() - started_s
-        return Frame(replace(traversal, windows=windows, compute_s=spent_s), frame.judges, hidden)
+        spent_s = self._clock() - started_s
+        times = {"compute_s": traversal.compute_s + spent_s, "slowest_s": max(traversal.slowest_s, spent_s)}
+        return Frame(replace(traversal, windows=windows, **times), frame.judges, hidden)
 
     def _judge(
         self,

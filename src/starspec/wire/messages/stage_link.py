@@ -146,7 +146,8 @@ class Traversal(Message, frozen=True):
     number: FrameNumber  # 1 more than the traversal before; 1 = the first of the pipe epoch
     changes: Annotated[list[RowChange], Meta(max_length=MAX_WINDOWS)]  # in order, before the windows
     windows: Annotated[list[WindowHead], Meta(max_length=MAX_WINDOWS)]  # of different rows
-    compute_s: Seconds = 0.0  # of the stages before
+    compute_s: Seconds = 0.0  # of the stages before, together ...
+    slowest_s: Seconds = 0.0  # ... and of the slowest of them
 
     def __post_init__(self) -> None:
         """Raises: ValueError if two windows share a row."""
@@ -254,4 +255,5 @@ class Landing(Message, frozen=True):
     pipe_epoch: PipeEpochNumber
     number: FrameNumber  # of the traversal
     verdicts: Annotated[list[VerdictOf], Meta(max_length=MAX_WINDOWS)]  # one for each judge
-    compute_s: Seconds = 0.0  # of all stages
+    compute_s: Seconds = 0.0  # of all stages together ...
+    slowest_s: Seconds = 0.0  # ... and of the slowest of them
