@@ -57,7 +57,7 @@ POLICIES = (
     *("run_ahead", "share_prefixes", "audit_log"),
     *("max_batch", "scheduling", "weights", "slo_round_ms", "rate_limits", "admission"),
 )
-API = ("host", "port", "served_model_name", "api_key", "request_timeout_s", "shutdown_timeout_s")
+API = ("host", "port", "served_model_name", "api_key", "show_text", "request_timeout_s", "shutdown_timeout_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

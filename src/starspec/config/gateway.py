@@ -50,6 +50,14 @@ class GatewayConfig:
         Literal["auto", "ignore"],
         Option("auto: the model's generation_config.json gives a request's defaults; ignore: it does not.", MODELS),
     ] = "auto"
+    show_text: Annotated[
+        bool,
+        Option(
+            "Show the beginning of each answer's text on the dashboard, to whoever may open it.",
+            NETWORK,
+            ("--show-text",),
+        ),
+    ] = False
     keys: Keys = None
     insecure: Insecure = False
     audit_log: AuditLogFile = None

@@ -23,6 +23,8 @@ from starspec.audit import AuditLog
 from starspec.config import GatewayConfig
 from starspec.errors import RequestError, StarspecError
 from starspec.gateway.background import run_forever
+from starspec.gateway.dashboard.feed import StarFeed
+from starspec.gateway.dashboard.routes import DashboardRoutes
 from starspec.gateway.drain import Drain, DrainMiddleware
 from starspec.gateway.formats import ChatFormat, CompletionFormat, ReplyBuilder, ReplyFormat
 from starspec.gateway.generation import Generation
@@ -63,6 +65,7 @@ class Services:
     codec: PromptCodec
     translator: Translator
     drain: Drain
+    feed: StarFeed
     clock: Callable[[], float] = time.monotonic
     hub: HubStatusPoller | None = None
 
@@ -156,7 +159,10 @@ class Routes:
         generation = Generation(self._services.router, generation_request, reply_id)
         reply_format = make_format(generation_request.options, self._services.codec.tokens)
         builder = ReplyBuilder(reply_id, identity.model, identity.fingerprint, reply_format)
-        return Delivery(generation_request, generation, builder, timer, self._retry_after, self._services.codec.run)
+        note_finished = partial(self._services.feed.requests.add, reply_id)
+        return Delivery(
+            generation_request, generation, builder, timer, self._retry_after, self._services.codec.run, note_finished
+        )
 
     async def _tokenization(self, body: TokenizeRequest) -> bytes:
         token_ids = await self._tokenized(body)
@@ -219,6 +225,7 @@ def build_app(services: Services, metrics: GatewayMetrics, audit: AuditLog) -> F
     retry_after = RetryAfter(services.num_waiting, services.clock)
     app = FastAPI(title="starspec", version=__version__, lifespan=_lifespan(services), docs_url=None, redoc_url=None)
     _add_routes(app, Routes(services, metrics, retry_after), readers(services.codec.workers))
+    DashboardRoutes(services.feed, services.drain, services.clock).add_to(app)
     _add_error_handlers(app, retry_after)
     app.add_middleware(BodyLimitMiddleware, max_bytes=services.config.max_body_bytes)
     if services.config.api_key is not None:
@@ -268,13 +275,14 @@ def _lifespan(services: Services) -> Callable[[FastAPI], Any]:
     @asynccontextmanager
     async def run(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 (the framework's signature)
         async with services.router:
-            watching = asyncio.create_task(run_forever(services.hub.run)) if services.hub else None
+            runs = [services.feed.run, *([services.hub.run] if services.hub else [])]
+            watching = [asyncio.create_task(run_forever(run)) for run in runs]
             try:
                 yield
             finally:
-                if watching is not None:
-                    watching.cancel()
-                    await asyncio.gather(watching, return_exceptions=True)
+                for task in watching:
+                    task.cancel()
+                await asyncio.gather(*watching, return_exceptions=True)
                 services.codec.close()
 
     return run

@@ -76,6 +76,12 @@ class Generation:
     def is_finished(self) -> bool:
         return self._num_unfinished == 0
 
+    @property
+    def target_name(self) -> str:
+        """The target of the first answer."""
+        routed, _ = self._placed[0]
+        return str(routed.name or routed.endpoint)
+
     async def next(self, timeout_s: float | None = None) -> Progress | None:
         """The next progress of any answer; None if `timeout_s` passes without one.
 

@@ -16,6 +16,7 @@ LATENCY_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10
 COUNTED_ROUTES: Final = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"}
     | {"/health", "/health/ready", "/ping", "/metrics"}
+    | {"/dashboard", "/dashboard/state", "/dashboard/events"}
 )
 UNAUDITED_ROUTES: Final = frozenset({"/health", "/health/ready", "/ping"})  # asked every second, until it is ready
 REFUSED_AS: Final = "starspec.refused_as"  # in a request's scope: the status, if its connection answered it

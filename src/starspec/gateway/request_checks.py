@@ -9,10 +9,12 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from starspec.gateway.dashboard.page import PAGE_FILES
 from starspec.gateway.drain import closing
 from starspec.gateway.http_errors import HttpError
 
-KEYLESS_PATHS: Final = frozenset({"/health", "/health/ready", "/ping"})  # load balancers have no key
+# load balancers have no key, and a browser has none before it has the page, which asks for it
+KEYLESS_PATHS: Final = frozenset({"/health", "/health/ready", "/ping", *PAGE_FILES})
 
 
 class ApiKeyMiddleware:

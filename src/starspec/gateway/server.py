@@ -21,6 +21,7 @@ from starspec.config import GatewayConfig
 from starspec.gateway.app import Services, build_app
 from starspec.gateway.checks import keys_of
 from starspec.gateway.connections import ConnectionTable
+from starspec.gateway.dashboard.feed import StarFeed
 from starspec.gateway.drain import Drain
 from starspec.gateway.http_errors import HttpError
 from starspec.gateway.http_protocol import MAX_HEAD_BYTES, Timeouts
@@ -136,15 +137,18 @@ class GatewayServer:
         self._audit.close()
 
     def _make_uvicorn(self, connections: Connections) -> DrainingServer:
+        router = Router(connections.links, self._clock, self._audit)
+        hub = HubStatusPoller(fetch, self._clock) if (fetch := connections.fetch_hub_status) is not None else None
         services = Services(
             config=self._config,
             identity=self._model.identity,
-            router=Router(connections.links, self._clock, self._audit),
+            router=router,
             codec=self._model.codec,
             translator=Translator(self._model.codec, self._model.defaults),
             drain=self._drain,
+            feed=StarFeed(router, hub, self._model.identity.model, shows_text=self._config.show_text),
             clock=self._clock,
-            hub=HubStatusPoller(fetch, self._clock) if (fetch := connections.fetch_hub_status) is not None else None,
+            hub=hub,
         )
         metrics, log_limit = GatewayMetrics(services.snapshot), LogLimit(self._clock)
 

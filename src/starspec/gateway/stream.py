@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -84,6 +84,7 @@ class Delivery:
 
     Args:
         run: runs work on another thread, such as writing a long reply.
+        note_finished: is told of the target, the number of prompt tokens and the answers, once all are whole.
     """
 
     def __init__(
@@ -94,9 +95,11 @@ class Delivery:
         timer: RequestTimer,
         retry_after: RetryAfter,
         run: Callable[[Callable[[], bytes]], Awaitable[bytes]],
+        note_finished: Callable[[str, int, Sequence[Answer]], None],
     ) -> None:
         self._request = request
         self._run = run
+        self._note_finished = note_finished
         self.retry_after = retry_after
         self.generation = generation
         self._builder = builder
@@ -147,6 +150,7 @@ class Delivery:
             self.retry_after.finish()
         if self.generation.is_finished:
             self.timer.finish()
+            self._note_finished(self.generation.target_name, self._request.num_prompt_tokens, self._answers)
         return progress, is_first
 
     def _chunks(self, update: tuple[Progress, bool]) -> list[Reply]:

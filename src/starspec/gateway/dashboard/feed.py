@@ -1,0 +1,135 @@
+"""Looks at the star twice a second: keeps ten minutes of history and the last events, and wakes who watches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from starspec import __version__
+from starspec.gateway.dashboard.finished import FinishedRequests
+from starspec.gateway.hub_status import HubStatusPoller
+from starspec.gateway.routed_target import RoutedTarget
+from starspec.gateway.router import Router
+from starspec.observe.changes import changes
+from starspec.observe.history import Recorder
+from starspec.observe.view import (
+    EventView,
+    HubView,
+    LinkView,
+    StarView,
+    TargetView,
+    hub_metrics,
+    hub_target_metrics,
+    target_metrics,
+)
+
+LOOK_S: Final = 0.5
+NUM_EVENTS: Final = 100
+
+
+class StarFeed:
+    """What a dashboard is told. A frame is made once, however many watch, and not at all while nobody does.
+
+    Args:
+        model: as /v1/models names it.
+        wall_clock: Unix time.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        hub: HubStatusPoller | None,
+        model: str,
+        *,
+        shows_text: bool,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.requests = FinishedRequests(shows_text=shows_text, wall_clock=wall_clock)
+        self._router = router
+        self._hub = hub
+        self._model = model
+        self._shows_text = shows_text
+        self._wall_clock = wall_clock
+        self._recorder = Recorder()
+        self._events: deque[EventView] = deque(maxlen=NUM_EVENTS)
+        self._last: StarView | None = None
+        self._num_watching = 0
+        self._frame = b""
+        self._has_changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Take in the star as it is now. Effects: wakes those who wait for the next frame."""
+        view = self._view()
+        if self._last is not None:
+            self._events.extendleft(changes(self._last, view))
+        self._last = view
+        self._recorder.add(view)
+        if self._num_watching:
+            self._frame = msgspec.json.encode(self._view())  # with the events of now
+        self._has_changed.set()
+        self._has_changed = asyncio.Event()
+
+    async def next_frame(self) -> bytes:
+        """The next view, as JSON; within LOOK_S. Frames that come while the caller is busy are lost for it."""
+        self._num_watching += 1
+        try:
+            await self._has_changed.wait()
+        finally:
+            self._num_watching -= 1
+        return self._frame
+
+    def whole(self) -> bytes:
+        """The view and its history, as JSON."""
+        whole: dict[str, Any] = {"star": self._view(), "history": self._recorder.history()}
+        return msgspec.json.encode(whole)
+
+    def _view(self) -> StarView:
+        return StarView(
+            time_s=self._wall_clock(),
+            model=self._model,
+            version=__version__,
+            is_ready=self._router.is_ready,
+            shows_text=self._shows_text,
+            targets=[_target_view(each) for each in self._router.targets],
+            hubs=[] if self._hub is None else [_hub_view(self._hub)],
+            requests=self.requests.latest,
+            events=list(self._events),
+        )
+
+
+def _target_view(routed: RoutedTarget) -> TargetView:
+    status = routed.status
+    has_hub = status is not None and status.hub_state is not None
+    return TargetView(
+        name=str(routed.name or routed.endpoint),
+        state=routed.state,
+        for_s=routed.state_s,
+        hub=LinkView(state=str(status.hub_state), for_s=status.hub_state_s) if status and has_hub else None,
+        status=status,
+        metrics={} if status is None else target_metrics(status),
+    )
+
+
+def _hub_view(hub: HubStatusPoller) -> HubView:
+    status = hub.status
+    if status is None:
+        return HubView(name="hub", state=hub.state, for_s=hub.state_s)
+    return HubView(
+        name=status.draft_name,
+        state=hub.state,
+        for_s=hub.state_s,
+        status=status,
+        metrics=hub_metrics(status),
+        targets={str(name): hub_target_metrics(stats) for name, stats in status.targets.items()},
+    )
