@@ -16,8 +16,9 @@ from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from starspec import __version__
-from starspec.cli import bench
+from starspec.cli import bench, trace
 from starspec.cli.calibrate import calibrate
+from starspec.cli.chat import chat
 from starspec.cli.command import CommandLine
 from starspec.cli.doctor import doctor
 from starspec.cli.generate import generate
@@ -25,6 +26,7 @@ from starspec.cli.lab import lab
 from starspec.cli.output import open_closed_streams
 from starspec.cli.plan_stages import plan
 from starspec.cli.serve import child, draft, gateway, keygen, stage, target
+from starspec.cli.top import top
 from starspec.cli.train import train
 from starspec.cli.up import up
 from starspec.cli.verify import verify
@@ -53,12 +55,28 @@ def starspec(
     """One draft model speeds up many LLM servers. Same tokens, fewer steps."""
 
 
-for command in (generate, up, draft, target, stage, gateway, keygen, lab, verify, doctor, calibrate, train):
+for command in (
+    generate,
+    up,
+    top,
+    chat,
+    draft,
+    target,
+    stage,
+    gateway,
+    keygen,
+    lab,
+    verify,
+    doctor,
+    calibrate,
+    train,
+):
     app.command()(command)
 app.command("plan-stages")(plan)
 app.command("serve", hidden=True)(up)  # as `vllm serve MODEL`
 app.command(hidden=True)(child)
 app.add_typer(bench.app)
+app.add_typer(trace.app)
 
 
 def main() -> None:

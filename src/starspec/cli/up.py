@@ -329,7 +329,7 @@ def _reachable(host: str) -> str:
 def _announce(star: _Star, ready_file: Path | None) -> None:
     addresses = {view.spec.name: view.detail for view in star.supervisor.views}
     star.display.begin(star.ports, has_hub=star.config.speculative is not None)
-    star.display.show_line("up", f"ready at {addresses['gateway']}/v1")
+    star.display.show_line("up", f"ready at {addresses['gateway']}/v1, dashboard at {addresses['gateway']}/dashboard")
     if ready_file is not None:
         write_whole(ready_file, msgspec.json.encode(addresses))
 

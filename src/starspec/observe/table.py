@@ -23,6 +23,7 @@ COLUMNS: Final = (
 )
 PADDING: Final = (0, 0, 0, 1)  # narrow columns, so that names and numbers fit into 80 columns
 UNKNOWN: Final = "-"
+NO_TARGETS: Final = ("hub", "gateway")  # names of the other processes
 
 
 def star_table(snapshot: StatusSnapshot, states: Mapping[str, str], title: str) -> Table:
@@ -39,7 +40,7 @@ def star_table(snapshot: StatusSnapshot, states: Mapping[str, str], title: str) 
     for name, state in states.items():
         if name in statuses:
             table.add_row(*_cells(statuses[name]))
-        elif name.startswith("target"):
+        elif name not in NO_TARGETS:
             table.add_row(name, *[UNKNOWN] * (len(COLUMNS) - 2), state)
     if "hub" in states:
         table.caption = Text(f"hub    {_hub_text(snapshot.hub, states['hub'])}")
@@ -56,7 +57,7 @@ def star_line(snapshot: StatusSnapshot, states: Mapping[str, str]) -> str:
 
 
 def _is_silent_target(name: str, snapshot: StatusSnapshot) -> bool:
-    return name.startswith("target") and name not in {str(status.target_id) for status in snapshot.targets}
+    return name not in NO_TARGETS and name not in {str(status.target_id) for status in snapshot.targets}
 
 
 def _cells(status: TargetStatus) -> tuple[str, ...]:

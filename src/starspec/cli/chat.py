@@ -1,0 +1,138 @@
+"""`starspec chat`: a conversation with a running gateway, with the statistics of each answer."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+import typer
+
+from starspec.cli.gateway_client import DEFAULT_URL, ApiKey, GatewayClient, GatewayUrl
+from starspec.config.option import SAMPLING
+from starspec.errors import StarspecError
+
+HELP: Final = """\
+/speculative off   answer without drafts from now on; /speculative on: with them again
+/clear             begin a new conversation
+/quit              end, as Ctrl-D does"""
+PROMPT: Final = "> "
+INDENT: Final = "  "
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What was said, and how the next answer is made."""
+
+    model: str
+    max_tokens: int
+    temperature: float
+    seed: int | None
+    messages: list[dict[str, str]] = field(default_factory=list)
+    is_speculative: bool = True
+
+    def body(self) -> dict[str, Any]:
+        """The request for the next answer."""
+        seed = {} if self.seed is None else {"seed": self.seed}
+        return {
+            "model": self.model,
+            "messages": self.messages,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "speculative": self.is_speculative,
+            **seed,
+        }
+
+    def command(self, line: str) -> str:
+        """Obey a line that begins with a slash. Returns: what to say."""
+        match line.split():
+            case ["/speculative", ("on" | "off") as switch]:
+                self.is_speculative = switch == "on"
+                return f"speculation is {switch}"
+            case ["/clear"]:
+                self.messages.clear()
+                return "a new conversation"
+            case _:
+                return HELP
+
+
+def chat(
+    url: GatewayUrl = DEFAULT_URL,
+    max_tokens: Annotated[
+        int, typer.Option(help="Tokens of an answer, at most.", min=1, rich_help_panel=SAMPLING)
+    ] = 512,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            help="Sampling temperature; 0 takes the likeliest token each time.", min=0, rich_help_panel=SAMPLING
+        ),
+    ] = 0.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Seed that decides the draws.", show_default="another each time", rich_help_panel=SAMPLING),
+    ] = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Talk with the model behind a running gateway, and see after each answer what drafts brought.
+
+    /speculative off answers without drafts, /clear begins anew, /quit or Ctrl-D ends. Lines may also come from a pipe.
+    """
+    client = GatewayClient(url, api_key)
+    conversation = Conversation(client.model(), max_tokens, temperature, seed)
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401, PLC0415 (editing of lines, and a history of them)
+        print(f"{conversation.model} at {client.url}; /help tells the commands")
+    while (line := _next_line(PROMPT if is_terminal else "")) is not None:
+        if line.startswith("/quit"):
+            return
+        if line.startswith("/"):
+            print(conversation.command(line))
+        elif line.strip():
+            _answer(client, conversation, line)
+
+
+def _next_line(prompt: str) -> str | None:
+    """The next line; None at the end, also after Ctrl-C."""
+    try:
+        return input(prompt)
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+def _answer(client: GatewayClient, conversation: Conversation, line: str) -> None:
+    """Print an answer as it comes, and its statistics. One that fails or is interrupted leaves no trace."""
+    conversation.messages.append({"role": "user", "content": line})
+    text, last = "", {}
+    try:
+        for last in client.chat(conversation.body()):
+            part = last["choices"][0]["delta"].get("content") if last["choices"] else None
+            text += part or ""
+            print(part or "", end="", flush=True)
+    except KeyboardInterrupt:
+        conversation.messages.pop()
+        print(f"\n{INDENT}stopped")
+        return
+    except StarspecError as error:
+        conversation.messages.pop()
+        print(f"{INDENT}{error}")
+        return
+    conversation.messages.append({"role": "assistant", "content": text})
+    print(f"\n{INDENT}{statistics(last)}")
+
+
+def statistics(chunk: dict[str, Any]) -> str:
+    """One line on an answer, from its last chunk."""
+    metrics = chunk.get("metrics") or {}
+    parts = [f"{chunk['usage']['completion_tokens']} tokens"]
+    if metrics.get("tokens_per_second") is not None:
+        parts.append(f"{metrics['tokens_per_second']:.1f} tokens/s")
+    speculative = metrics.get("speculative_decoding") or {}
+    if not speculative.get("num_draft_tokens"):
+        return ", ".join([*parts, "no drafts"])
+    accepted = f"{speculative['num_accepted_draft_tokens']} of {speculative['num_draft_tokens']} draft tokens accepted"
+    return ", ".join([*parts, accepted, f"acceptance length {speculative['mean_acceptance_length']:.2f}"])

@@ -1,0 +1,108 @@
+"""What commands ask of a running gateway: its star, and answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from starspec.config.option import NETWORK, NONE_GIVEN
+from starspec.errors import StarspecError
+
+if TYPE_CHECKING:
+    import httpx
+
+    from starspec.observe.view import StarView
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+CONNECT_S: Final = 5.0
+SILENCE_S: Final = 120.0  # of a gateway that generates; its streams have a comment every 15 s
+PAGES: Final = ("/dashboard", "/v1")  # what people copy along with the address
+
+GatewayUrl = Annotated[str, typer.Argument(help="The gateway's address, as `starspec up` prints it.", metavar="URL")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        help="Key of the gateway; prefer the variable, which does not show in process lists.",
+        envvar="STARSPEC_API_KEY",
+        show_default=NONE_GIVEN,
+        rich_help_panel=NETWORK,
+    ),
+]
+
+
+class GatewayClient:
+    """A running gateway. Each method raises a StarspecError with a sentence if the gateway does not answer."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        import httpx  # noqa: PLC0415 (a tenth of a second)
+
+        address = url.rstrip("/")
+        for page in PAGES:
+            address = address.removesuffix(page)
+        self.url = address if "://" in address else f"http://{address}"
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
+
+    def views(self) -> Iterator[StarView]:
+        """The star, twice a second, until the gateway stops."""
+        import msgspec  # noqa: PLC0415
+
+        from starspec.observe.view import StarView  # noqa: PLC0415
+
+        with self._stream("GET", "/dashboard/events") as lines:
+            for data in lines:
+                yield msgspec.json.decode(data, type=StarView)
+
+    def model(self) -> str:
+        """The name of the model that it serves."""
+        with self._asking():
+            response = self._http.get("/v1/models")
+            _check(response)
+        return str(response.json()["data"][0]["id"])
+
+    def chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The chunks of an answer."""
+        with self._stream("POST", "/v1/chat/completions", json=body) as lines:
+            for data in lines:
+                if data != "[DONE]":
+                    yield _chunk(data)
+
+    @contextmanager
+    def _stream(self, method: str, path: str, **body: Any) -> Iterator[Iterator[str]]:
+        """The data of server-sent events."""
+        with self._asking(), self._http.stream(method, path, **body) as response:
+            if response.is_error:
+                response.read()
+            _check(response)
+            yield (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        import httpx  # noqa: PLC0415
+
+        try:
+            yield
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise StarspecError(f"the gateway at {self.url} does not answer: {error}") from error
+
+
+def _check(response: httpx.Response) -> None:
+    """Raises: StarspecError unless the gateway has done what it was asked."""
+    if response.is_error:
+        try:
+            why = response.json()["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            why = f"it answers {response.status_code}"
+        raise StarspecError(f"the gateway refuses: {why}")
+
+
+def _chunk(data: str) -> dict[str, Any]:
+    chunk: dict[str, Any] = json.loads(data)
+    if "error" in chunk:
+        raise StarspecError(chunk["error"]["message"])
+    return chunk

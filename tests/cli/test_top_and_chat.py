@@ -1,0 +1,159 @@
+"""`top` and `chat` tell what a gateway says, and say plainly when there is none. The gateway has canned answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+import pytest
+
+from starspec.ids import TargetId
+from starspec.observe.view import EventView, HubView, StarView, TargetView
+from starspec.stats import AcceptanceStats, TargetStats
+from starspec.wire.messages import TargetStatus
+
+STATUS = TargetStatus(
+    target_id=TargetId("left"),
+    model="toy",
+    max_model_len=128,
+    num_running=3,
+    num_waiting=1,
+    num_rows=8,
+    num_free_rows=5,
+    is_draft_connected=True,
+    stats=TargetStats(acceptance=AcceptanceStats(num_drafts=10, num_draft_tokens=40, num_accepted_tokens=25)),
+)
+VIEW = StarView(
+    time_s=7.0,
+    model="toy",
+    version="1",
+    is_ready=True,
+    shows_text=False,
+    targets=[
+        TargetView(name="left", state="ready", for_s=1.0, status=STATUS),
+        TargetView(name="right", state="silent", for_s=1.0),
+    ],
+    hubs=[HubView(name="hub", state="lost", for_s=1.0)],
+    requests=[],
+    events=[EventView(time_s=7.0, kind="bad", text="right does not answer")],
+)
+METRICS = {
+    "tokens_per_second": 12.34,
+    "speculative_decoding": {
+        "num_draft_tokens": 8,
+        "num_accepted_draft_tokens": 5,
+        "mean_acceptance_length": 3.5,
+    },
+}
+
+
+class Gateway:
+    """Answers with one view, and each chat with the words of its last message, in reverse."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+
+    def stream(self, path: str, body: bytes) -> Iterator[bytes]:
+        if path == "/dashboard/events":
+            yield msgspec.json.encode(VIEW)
+            return
+        self.bodies.append(asked := json.loads(body))
+        for word in reversed(asked["messages"][-1]["content"].split()):
+            yield json.dumps({"choices": [{"delta": {"content": f"{word} "}}]}).encode()
+        metrics = METRICS if asked["speculative"] else {"tokens_per_second": 6.0, "speculative_decoding": {}}
+        yield json.dumps({"choices": [], "usage": {"completion_tokens": 9}, "metrics": metrics}).encode()
+        yield b"[DONE]"
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[Gateway, str]]:
+    canned = Gateway()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            canned.keys.append(self.headers["authorization"])
+            if self.path == "/v1/models":
+                self._send(json.dumps({"data": [{"id": "toy"}]}).encode())
+            else:
+                self._send(b"".join(b"data: " + each + b"\n\n" for each in canned.stream(self.path, b"")))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            self._send(b"".join(b"data: " + each + b"\n\n" for each in canned.stream(self.path, body)))
+
+        def _send(self, content: bytes) -> None:
+            self.send_response(200 if canned.keys[-1:] != ["Bearer wrong"] else 401)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield canned, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_top_shows_every_target_and_the_last_events(gateway: Any, starspec: Callable[..., Any]) -> None:
+    _, url = gateway
+    outcome = starspec("top", f"{url}/dashboard", "--once")
+    assert outcome.code == 0
+    left, right = (line for line in outcome.out.splitlines() if "left" in line or "│ right" in line)
+    assert "3.50" in left
+    assert "silent" in right
+    assert "right does not answer" in outcome.out
+
+
+def test_top_in_a_pipe_prints_lines_until_the_gateway_stops(gateway: Any, starspec: Callable[..., Any]) -> None:
+    _, url = gateway
+    outcome = starspec("top", f"{url}/v1")
+    assert outcome.out.startswith("left: 0.0 tokens/s, acceptance length 3.50")
+    assert (outcome.code, outcome.err) == (1, f"starspec: the gateway at {url} has stopped\n")
+
+
+@pytest.mark.parametrize("command", ["top", "chat"])
+def test_a_gateway_that_is_not_there_is_one_sentence(command: str, starspec: Callable[..., Any]) -> None:
+    outcome = starspec(command, "127.0.0.1:1")
+    assert outcome.code == 1
+    assert outcome.err.startswith("starspec: the gateway at http://127.0.0.1:1 does not answer: ")
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["top", "chat"])
+def test_a_wrong_key_is_one_sentence(command: str, gateway: Any, starspec: Callable[..., Any]) -> None:
+    canned, url = gateway
+    outcome = starspec(command, url, "--api-key", "wrong")
+    assert (outcome.code, outcome.err) == (1, "starspec: the gateway refuses: it answers 401\n")
+    assert canned.keys == ["Bearer wrong"]
+
+
+def test_a_chat_remembers_switches_speculation_and_tells_what_drafts_brought(
+    gateway: Any, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canned, url = gateway
+    lines = ["one two", "/speculative off", "three four", "/clear", "five", "/nonsense", "/quit", "never"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+    outcome = starspec("chat", url, "--seed", "3", "--max-tokens", "20")
+    assert outcome.code == 0
+    assert outcome.out.splitlines()[:5] == [
+        "two one ",
+        "  9 tokens, 12.3 tokens/s, 5 of 8 draft tokens accepted, acceptance length 3.50",
+        "speculation is off",
+        "four three ",
+        "  9 tokens, 6.0 tokens/s, no drafts",
+    ]
+    assert "/speculative off   answer without drafts" in outcome.out
+    said = [[each["content"] for each in body["messages"]] for body in canned.bodies]
+    assert said == [["one two"], ["one two", "two one ", "three four"], ["five"]]
+    assert [body["speculative"] for body in canned.bodies] == [True, False, False]
+    assert {(body["seed"], body["max_tokens"], body["temperature"]) for body in canned.bodies} == {(3, 20, 0.0)}
