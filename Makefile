@@ -1,5 +1,8 @@
-# make demo       start one hub, two targets and a gateway on this machine, and answer real prompts
+# make demo       start one hub, two targets and a gateway on this machine, and answer real prompts;
+#                 KEEP=1 then keeps them, with the dashboard, until Ctrl-C
 # make test       all tests except those that need real vLLM servers
+# make test-browser  the dashboard in Chromium (Debian's, which this installs if it is root);
+#                 PICTURES=docs/images takes the documentation's pictures anew
 # make test-vllm  a real hub, real vLLM servers and a target, in an environment of its own
 #                 RECEIPT=FILE saves the result of demo or test-vllm
 # make check      format, lint, types, import directions, public API, docs
@@ -19,20 +22,27 @@ VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install -qq --disable-pip-version-chec
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 VLLM_VERSION := 0.32.0
+CHROMIUM ?= chromium
 PARTS ?= exact sampled bits head-exact head-bits batch $(if $(TARGET),pair batch-pair)
 SOURCES := src tests examples benchmarks
 
-.PHONY: demo test test-vllm check lint types claims certify models format clean
+.PHONY: demo test test-browser test-vllm check lint types claims certify models format clean
 .DEFAULT_GOAL := test
 
 demo: models
-	$(BIN)/python examples/demo.py $(if $(RECEIPT),--json $(RECEIPT))
+	$(BIN)/python examples/demo.py $(if $(RECEIPT),--json $(RECEIPT)) $(if $(KEEP),--keep)
 
 # System tests depend on real time, so they run apart from the others, which compute all the time. Beside each other they
 # mostly wait. Waiting threads do not spin: other processes need the core.
 test: models
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m system -n 2 --dist worksteal --durations=10
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not system and not vllm" -n 2 --dist worksteal --durations=20
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not system and not vllm and not browser" -n 2 --dist worksteal --durations=20
+
+# No other make target includes this one: it needs a browser, and a machine that is not busy.
+test-browser: models
+	command -v $(CHROMIUM) > /dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
+	$(PIP) install -qq --disable-pip-version-check -c constraints.txt -e ".[browser]"
+	CHROMIUM=$$(command -v $(CHROMIUM)) PICTURES=$(PICTURES) $(BIN)/python -m pytest -m browser tests/browser
 
 # No other make target includes this one: the environment takes 3 GB.
 test-vllm: models $(VLLM_INSTALLED)

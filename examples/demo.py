@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import sys
 import time
@@ -228,6 +229,13 @@ async def converse(addresses: dict[str, str], started_s: float, max_tokens: int)
     return is_identical
 
 
+def keep_open(gateway: str) -> None:
+    """Wait for Ctrl-C."""
+    print(f"dashboard at {gateway}/dashboard, API at {gateway}/v1; Ctrl-C ends it", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.pause()
+
+
 def main() -> None:
     """Exits 0 if every answer was the same with and without drafts."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -236,9 +244,12 @@ def main() -> None:
         "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"of an answer (default: {MAX_TOKENS})"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="save what the races gave, with its provenance, here")
+    parser.add_argument("--keep", action="store_true", help="do not race: keep the star and its dashboard until Ctrl-C")
     given = parser.parse_args()
     if min(given.repeats, given.max_tokens) < 1:
         parser.error("--repeats and --max-tokens are at least 1")
+    if given.keep and given.json is not None:
+        parser.error("--json is for the races, which --keep leaves out")
     if given.json is not None and (why := why_no_file(given.json)):
         parser.error(f"--json: {why}")
     if why := why_full(sys.stdout.fileno()):
@@ -249,6 +260,9 @@ def main() -> None:
     model = demo_model_folder()
     with star(model, HEAD.options(model), num_targets=2) as addresses:
         is_identical = asyncio.run(converse(addresses, started_s, given.max_tokens))
+        if given.keep:
+            keep_open(addresses["gateway"])
+            sys.exit(0 if is_identical else 1)
     rows: list[RaceRow] = []
     for draft in (HEAD, SELF_DRAFT):
         with star(model, draft.options(model), num_targets=1) as addresses:
