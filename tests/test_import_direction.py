@@ -47,7 +47,8 @@ ARROWS = {
     "cache": {"speculation"},
     "wire": {"stats", "sampling", "speculation", "config", "policy"},
     "client": BELOW_MODELS - {"cache"},
-    "sampling_params": {"sampling", "config"},
+    "structured_outputs": {"sampling"},
+    "sampling_params": {"sampling", "config", "structured_outputs"},
     "request_specs": {"config", "sampling_params", "wire"},
     "models": {"stats", "cache", "speculation", "config"},
     "windows": {"stats", "cache", "sampling", "speculation", "config", "policy", "models"},
@@ -69,7 +70,7 @@ ARROWS = {
     "doctor": ENGINE | {"hub", "engine", "local_star", "harness", "integrations"},
     "train": ENGINE | {"llm", "harness"},
     "cli": SERVERS | {"lab", "llm", "local_star", "harness", "bench", "doctor", "train", "__init__"},
-    "__init__": {"config", "sampling_params", "outputs", "llm"},
+    "__init__": {"config", "sampling_params", "structured_outputs", "outputs", "llm"},
     "__main__": {"cli"},
 }
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from starspec.llm import LLM
     from starspec.outputs import CompletionOutput, RequestOutput
     from starspec.sampling_params import SamplingParams
+    from starspec.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ __all__ = [
     "SamplingParams",
     "SpeculativeConfig",
     "StarspecError",
+    "StructuredOutputsParams",
 ]
 
 _HOMES = {
@@ -43,6 +45,7 @@ _HOMES = {
     "SamplingParams": "sampling_params",
     "SpeculativeConfig": "config",
     "StarspecError": "errors",
+    "StructuredOutputsParams": "structured_outputs",
 }
 
 

@@ -37,6 +37,7 @@ def request_specs(
             num_draft_tokens=num_draft_tokens,
             length_policy=length_policy,
             relaxed_tau=relaxed_tau,
+            grammar=params.grammar,
         )
         for sampling in params.sampling_specs(eos_token_ids)
     ]

@@ -11,7 +11,9 @@ from typing import Any
 
 from starspec.config import MAX_STOP_LEN, MAX_TOP_LOGPROBS
 from starspec.errors import RequestError
+from starspec.sampling.grammar import GrammarSpec
 from starspec.sampling.spec import SamplingSpec
+from starspec.structured_outputs import StructuredOutputsParams, structured_outputs_of
 
 MAX_CHOICES = 8  # n
 MAX_STOP_STRINGS = 16
@@ -47,6 +49,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None  # log-probabilities of this many most likely tokens, 0..20
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None  # the form of the answer; None = any
 
     def __post_init__(self) -> None:
         self._check_numbers(INTEGERS, Integral, "an integer")
@@ -54,6 +57,7 @@ class SamplingParams:
         for name in FLAGS:
             if not isinstance(value := getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false, got {value!r}", name)
+        object.__setattr__(self, "structured_outputs", structured_outputs_of(self.structured_outputs))
         self._check_stop()
         self._check_token_ids()
         if not 1 <= self.n <= MAX_CHOICES:
@@ -108,6 +112,12 @@ class SamplingParams:
     def bias(self) -> dict[int, float]:
         """`logit_bias`; empty if it is None. Keys may be written as strings, as in JSON."""
         return {int(_token_id(key)): float(value) for key, value in (self.logit_bias or {}).items()}
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        """The grammar of the answer; None if it may have any form."""
+        form = structured_outputs_of(self.structured_outputs)
+        return None if form is None else form.spec()
 
     def sampling_specs(self, eos_token_ids: tuple[int, ...]) -> list[SamplingSpec]:
         """One sampling spec for each of the `n` answers.

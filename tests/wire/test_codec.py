@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from starspec.config import MAX_TOP_K
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, LinkId, PipeEpoch, RequestId, RowEpoch, RowLease, Tag, TargetId
+from starspec.sampling.grammar import GrammarSpec
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import MAX_SUPPORT, DraftTree, Drawing, DrawnCandidates
 from starspec.stats import AcceptanceStats, HubStats, RequestStats, TargetStats
@@ -103,6 +104,7 @@ EVERY_MESSAGE: list[tuple[object, Message]] = [
     (StageToCoordinator, Gap(PipeEpoch(1), 3, "no")),
     (StageToCoordinator, Landing(PipeEpoch(1), 3, [VerdictOf([6, 9], (0,), (0,), [(-0.5, [(6, -0.5)])] * 2, (0.25,))])),
     (GatewayToTarget, Submit(RequestId("r"), RequestSpec([1], SAMPLING, stop=("a",), logprobs=2))),
+    (GatewayToTarget, Submit(RequestId("r"), RequestSpec([1], SAMPLING, grammar=GrammarSpec("regex", "a+")))),
     (GatewayToTarget, Abort(RequestId("r"))),
     (
         TargetToGateway,

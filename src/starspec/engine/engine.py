@@ -303,6 +303,8 @@ class TargetEngine:
                 f" {', '.join(self._policies)}",
                 "speculative.length.policy",
             )
+        if spec.grammar is not None:
+            raise RequestError("this target cannot hold answers to a grammar", "structured_outputs")
         if not all(0 <= token_id < info.vocab_size for token_id in spec.sampling.logit_bias):
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
 

@@ -19,6 +19,7 @@ from msgspec import NODEFAULT
 from msgspec import inspect as shapes
 
 from starspec import stats
+from starspec.sampling.grammar import GrammarSpec
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import KeyThresholds, Relaxation
 from starspec.wire import messages
@@ -41,6 +42,7 @@ DIRECTIONS: Final[dict[str, Any]] = {
 }
 INSIDE: Final = (  # types of fields of messages
     SamplingSpec,
+    GrammarSpec,
     messages.TreeShape,
     messages.Drawn,
     messages.Top,

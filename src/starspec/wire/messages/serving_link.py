@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from starspec.config import MAX_TOP_LOGPROBS, Policy
+from starspec.sampling.grammar import GrammarSpec
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import RequestStats
 from starspec.wire.messages.base import DraftCount, Message, RequestName, StopStrings, TokenIdList
@@ -29,6 +30,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     num_draft_tokens: DraftCount | None = None  # depth of the proposals; None: the target chooses; 0: no drafts
     length_policy: Policy | None = None  # how deep proposals are; None: the target's own policy
     relaxed_tau: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0  # of relaxed verification, which is lossy; 0: strict
+    grammar: GrammarSpec | None = None  # the answer follows it; None: any text
 
 
 class Submit(Message, frozen=True):
