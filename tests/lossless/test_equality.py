@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -45,25 +46,59 @@ class ToyTarget:
         return torch.stack([self.logits([*token_ids, *path_to(tree, node)]) for node in range(ROOT, len(tree.parents))])
 
 
+class ToyGrammar:
+    """A grammar: a set of tokens that may follow an output, made of a hash. None of them may be empty."""
+
+    def __init__(self, grammar_seed: int) -> None:
+        self.grammar_seed = grammar_seed
+
+    def after(self, output: Sequence[int]) -> set[int]:
+        bits = reduce(splitmix64, output, self.grammar_seed)
+        return {token_id for token_id in range(V) if bits >> token_id & 1} or {bits % V}
+
+    def behind(self, output: Sequence[int]) -> ToyConstraint:
+        return ToyConstraint(self, list(output))
+
+
+class ToyConstraint(NamedTuple):
+    grammar: ToyGrammar
+    output: list[int]
+
+    def allowed(self, path: Sequence[int]) -> Tensor:
+        after = self.grammar.after([*self.output, *path])
+        return torch.tensor([token_id in after for token_id in range(V)])
+
+
 def path_to(tree: DraftTree, node: int) -> list[int]:
     return [] if node == ROOT else [*path_to(tree, tree.parents[node]), tree.token_ids[node]]
 
 
-def decode_plainly(target: ToyTarget, sampling: SamplingSpec, num_tokens: int = NUM_TOKENS) -> list[int]:
+grammars = st.none() | st.builds(ToyGrammar, st.integers(0, 99))
+
+
+def decode_plainly(
+    target: ToyTarget, sampling: SamplingSpec, num_tokens: int = NUM_TOKENS, grammar: ToyGrammar | None = None
+) -> list[int]:
     output: list[int] = []
     while len(output) < num_tokens:
         token_ids = PROMPT + output
-        output.append(next_token(target.logits(token_ids), sampling, len(token_ids), TokenCounts(PROMPT, output)))
+        allowed = None if grammar is None else grammar.behind(output).allowed([])
+        counts = TokenCounts(PROMPT, output)
+        output.append(next_token(target.logits(token_ids), sampling, len(token_ids), counts, allowed))
     return output
 
 
-def decode_with_drafts(target: ToyTarget, sampling: SamplingSpec, draft: Draft) -> list[int]:
+def decode_with_drafts(
+    target: ToyTarget, sampling: SamplingSpec, draft: Draft, grammar: ToyGrammar | None = None
+) -> list[int]:
     output: list[int] = []
     counts = TokenCounts(PROMPT)
     while len(output) < NUM_TOKENS:
         token_ids = PROMPT + output
         tree = draft(token_ids)
-        result = verify_tree(tree, target.tree_logits(token_ids, tree), sampling, len(token_ids), counts)
+        constraint = None if grammar is None else grammar.behind(output)
+        logits = target.tree_logits(token_ids, tree)
+        result = verify_tree(tree, logits, sampling, len(token_ids), counts, constraint=constraint)
         assert result.num_accepted == len(result.token_ids) - 1
         assert path_to(tree, ([ROOT, *result.accepted_nodes])[-1]) == list(result.token_ids[:-1])
         output.extend(result.token_ids)
@@ -71,21 +106,34 @@ def decode_with_drafts(target: ToyTarget, sampling: SamplingSpec, draft: Draft) 
     return output[:NUM_TOKENS]
 
 
-@given(data=st.data(), sampling=samplings(V), model_seed=st.integers(0, 99), dtype=st.sampled_from(DTYPES))
+@given(
+    data=st.data(),
+    sampling=samplings(V),
+    model_seed=st.integers(0, 99),
+    dtype=st.sampled_from(DTYPES),
+    grammar=grammars,
+)
 @settings(max_examples=150)
-def test_any_drafts_under_any_sampling_parameters_emit_the_plain_tokens(data, sampling, model_seed, dtype):
+def test_any_drafts_under_any_sampling_parameters_and_grammar_emit_the_plain_tokens(
+    data, sampling, model_seed, dtype, grammar
+):
     target = ToyTarget(model_seed, dtype)
-    emitted = decode_with_drafts(target, sampling, lambda _: data.draw(trees(V)))
-    assert emitted == decode_plainly(target, sampling)
+    emitted = decode_with_drafts(target, sampling, lambda _: data.draw(trees(V)), grammar)
+    assert emitted == decode_plainly(target, sampling, grammar=grammar)
 
 
-@given(sampling=samplings(V), model_seed=st.integers(0, 99), tree=trees(V), num_output=st.integers(0, 3))
-def test_a_result_is_the_references_own_walk(sampling, model_seed, tree, num_output):
+@given(
+    sampling=samplings(V), model_seed=st.integers(0, 99), tree=trees(V), num_output=st.integers(0, 3), grammar=grammars
+)
+def test_a_result_is_the_references_own_walk(sampling, model_seed, tree, num_output, grammar):
     target = ToyTarget(model_seed)
-    output = decode_plainly(target, sampling, num_output)
+    output = decode_plainly(target, sampling, num_output, grammar)
     logits = target.tree_logits(PROMPT + output, tree)
-    result = verify_tree(tree, logits, sampling, len(PROMPT + output), TokenCounts(PROMPT, output))
-    assert list(result.token_ids) == reference.verify_tree(tree, logits.tolist(), sampling, PROMPT, output)
+    prefix_len, counts = len(PROMPT + output), TokenCounts(PROMPT, output)
+    constraint, after = (None, None) if grammar is None else (grammar.behind(output), grammar.after)
+    result = verify_trees([tree], logits, [sampling], [prefix_len], [counts], constraints=[constraint])[0]
+    assert list(result.token_ids) == reference.verify_tree(tree, logits.tolist(), sampling, PROMPT, output, after)
+    assert verify_tree(tree, logits, sampling, prefix_len, counts, constraint=constraint) == result
 
 
 SAMPLINGS = {

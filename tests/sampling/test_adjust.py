@@ -47,14 +47,30 @@ def test_token_ids_outside_the_vocabulary_do_nothing():
     assert adjusted([-2, 5], [-1, 4, 10**9], **sampling, repetition_penalty=3.0) == LOGITS.tolist()
 
 
+def test_a_grammar_excludes_what_it_does_not_allow_whatever_the_bias():
+    allowed = torch.tensor([False, True, True, False])
+    sampling = SamplingSpec(logit_bias={0: 100.0}, presence_penalty=-2.0)
+    given = adjust(LOGITS, sampling, 2, TokenCounts([0], [0]), allowed)
+    assert given.tolist() == [-inf, -2.0, 1.0, -inf]
+
+
+@pytest.mark.parametrize(("others", "end"), [(True, -inf), (False, 2.0)])
+def test_min_tokens_hold_the_end_back_only_where_the_grammar_allows_something_else(others, end):
+    allowed = torch.tensor([True, others, False, False])
+    sampling = SamplingSpec(min_tokens=2, end_token_ids=(0,))
+    assert adjust(LOGITS, sampling, 1, TokenCounts([1]), allowed)[0] == end
+
+
 @given(data=st.data(), vocab_size=st.integers(1, 6))
 def test_adjusted_logits_are_the_references(data, vocab_size):
     token_ids = st.lists(st.integers(0, vocab_size - 1), max_size=5)
     (row,) = data.draw(tensors(1, vocab_size))
     sampling, prompt, output = data.draw(samplings(vocab_size)), data.draw(token_ids), data.draw(token_ids)
+    allowed = data.draw(st.none() | st.sets(st.integers(0, vocab_size - 1), min_size=1))
+    mask = None if allowed is None else torch.tensor([each in allowed for each in range(vocab_size)])
     before = row.clone()
-    ours = adjust(row, sampling, len(prompt) + len(output), TokenCounts(prompt, output))
-    assert ours.tolist() == reference.adjust(row.tolist(), sampling, prompt, output)
+    ours = adjust(row, sampling, len(prompt) + len(output), TokenCounts(prompt, output), mask)
+    assert ours.tolist() == reference.adjust(row.tolist(), sampling, prompt, output, allowed)
     assert row.equal(before)
 
 

@@ -1,4 +1,4 @@
-"""What a request changes in the model's logits: min_tokens, logit bias and penalties, in vLLM's order."""
+"""What a request changes in the model's logits: grammar, min_tokens, logit bias and penalties."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ from starspec.sampling.counts import TokenCounts
 from starspec.sampling.spec import SamplingSpec
 
 
-def adjust(logits: Tensor, sampling: SamplingSpec, position: int, counts: TokenCounts | None) -> Tensor:
-    """Apply a request's min_tokens, logit bias and penalties to the logits of one position.
+def adjust(
+    logits: Tensor,
+    sampling: SamplingSpec,
+    position: int,
+    counts: TokenCounts | None,
+    allowed: Tensor | None = None,
+) -> Tensor:
+    """Apply a request's grammar, min_tokens, logit bias and penalties to the logits of one position.
+
+    The grammar has the last word: where it allows nothing but end tokens, the answer may end before `min_tokens`.
 
     Token ids outside the vocabulary have no effect, because a draft's vocabulary may be smaller than the target's.
 
@@ -21,19 +29,29 @@ def adjust(logits: Tensor, sampling: SamplingSpec, position: int, counts: TokenC
         sampling: the request's sampling parameters.
         position: absolute index of the token to be drawn.
         counts: of all tokens before `position`; None is allowed if `sampling` has neither penalties nor min_tokens.
+        allowed: bool [V], what the grammar allows, as of a Constraint; None = all tokens.
     Returns: float64 [V] on the same device. It shares memory with `logits` if nothing changes and the dtype is float64.
     Raises: ValueError if `sampling` needs counts and `counts` is None.
     """
-    if not sampling.adjusts_logits:
+    if allowed is None and not sampling.adjusts_logits:
         return logits.to(torch.float64)
     adjusted = logits.to(torch.float64, copy=True)
     if sampling.min_tokens and position - _known(counts).prompt_len < sampling.min_tokens:
-        adjusted[_indices(sampling.end_token_ids, adjusted)] = -torch.inf
+        allowed = _without_ends(adjusted, sampling.end_token_ids, allowed)
+    if allowed is not None:
+        adjusted.masked_fill_(~allowed.to(adjusted.device), -torch.inf)
     if sampling.logit_bias:
         _add_bias_(adjusted, sampling.logit_bias)
     if sampling.needs_counts:
         _penalize_(adjusted, sampling, _known(counts))
     return adjusted
+
+
+def _without_ends(adjusted: Tensor, end_token_ids: Iterable[int], allowed: Tensor | None) -> Tensor:
+    """The allowed tokens without the end tokens, unless only these are allowed."""
+    some = torch.ones_like(adjusted, dtype=torch.bool) if allowed is None else allowed.to(adjusted.device, copy=True)
+    some[_indices(end_token_ids, adjusted)] = False
+    return some if allowed is None or bool(some.any()) else allowed
 
 
 def _add_bias_(adjusted: Tensor, logit_bias: Mapping[int, float]) -> None:

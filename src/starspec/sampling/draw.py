@@ -1,6 +1,6 @@
 """The target's draw: the next token as a pure function of logits, sampling parameters, position and earlier tokens.
 
-    logits -> adjust (min_tokens, logit bias, penalties) -> temperature -> top-k -> top-p -> min-p -> draw
+    logits -> adjust (grammar, min_tokens, logit bias, penalties) -> temperature -> top-k -> top-p -> min-p -> draw
 
 Greedy decoding takes the argmax of the adjusted logits. Otherwise the draw uses the Gumbel-max trick: the token with
 the largest scaled logit + Gumbel noise is distributed as the softmax of the scaled logits. The noise is a function of
@@ -33,7 +33,13 @@ FEW_TOKENS = 4096  # up to this many tokens, computing all noise is faster than 
 MAX_ROWS_AT_ONCE = 64
 
 
-def next_token(logits: Tensor, sampling: SamplingSpec, position: int, counts: TokenCounts | None = None) -> int:
+def next_token(
+    logits: Tensor,
+    sampling: SamplingSpec,
+    position: int,
+    counts: TokenCounts | None = None,
+    allowed: Tensor | None = None,
+) -> int:
     """Draw the token at `position`.
 
     Args:
@@ -41,10 +47,13 @@ def next_token(logits: Tensor, sampling: SamplingSpec, position: int, counts: To
         sampling: the request's sampling parameters.
         position: absolute index of the token to be drawn; the prompt's first token has index 0.
         counts: of all tokens before `position`; None is allowed if `sampling` has neither penalties nor min_tokens.
+        allowed: as for `adjust`.
     Returns: a token id. If the largest logit is infinite or NaN there are no probabilities, and the argmax is returned.
     Raises: ValueError if `sampling` needs counts and `counts` is None.
     """
-    adjusted = adjust(logits, sampling, position, counts) if sampling.adjusts_logits else logits
+    adjusted = logits
+    if sampling.adjusts_logits or allowed is not None:
+        adjusted = adjust(logits, sampling, position, counts, allowed)
     if sampling.is_greedy or not isfinite(largest := float(adjusted.max())):
         return int(adjusted.to(torch.float64).argmax())
     if len(adjusted) <= FEW_TOKENS:

@@ -5,7 +5,7 @@ No request is served from here. The tests compare the fast modules with it, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from math import exp, inf, log, log1p
 
@@ -46,13 +46,20 @@ def _uniform(bits: int) -> float:
 
 
 def adjust(
-    logits: Sequence[float], sampling: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    logits: Sequence[float],
+    sampling: SamplingSpec,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    allowed: Collection[int] | None = None,
 ) -> list[float]:
-    """Logits after min_tokens, logit bias and penalties."""
+    """Logits after grammar, min_tokens, logit bias and penalties. Args: allowed: by the grammar; None = all."""
     adjusted = []
+    may_end = allowed is not None and all(token_id in sampling.end_token_ids for token_id in allowed)
     for token_id, logit in enumerate(logits):
         value = float(logit)
-        if len(output_ids) < sampling.min_tokens and token_id in sampling.end_token_ids:
+        if len(output_ids) < sampling.min_tokens and token_id in sampling.end_token_ids and not may_end:
+            value = -inf
+        if allowed is not None and token_id not in allowed:
             value = -inf
         value += sampling.logit_bias.get(token_id, 0.0)
         if token_id in prompt_ids or token_id in output_ids:
@@ -93,10 +100,14 @@ def probabilities(adjusted: Sequence[float], sampling: SamplingSpec) -> list[flo
 
 
 def next_token(
-    logits: Sequence[float], sampling: SamplingSpec, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    logits: Sequence[float],
+    sampling: SamplingSpec,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    allowed: Collection[int] | None = None,
 ) -> int:
-    """The token that follows prompt and output."""
-    adjusted = adjust(logits, sampling, prompt_ids, output_ids)
+    """The token that follows prompt and output. Args: allowed: by the grammar; None = all."""
+    adjusted = adjust(logits, sampling, prompt_ids, output_ids, allowed)
     if sampling.temperature == 0 or max(adjusted) == -inf:  # the second: no token may be drawn
         return adjusted.index(max(adjusted))
     position = len(prompt_ids) + len(output_ids)

@@ -5,7 +5,7 @@ No request is served from here. The tests compare the fast modules with it, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import exp, inf, log
 
 from starspec.sampling.reference import adjust, gumbel, next_token, support
@@ -54,12 +54,19 @@ def verify_tree(
     sampling: SamplingSpec,
     prompt_ids: Sequence[int],
     output_ids: Sequence[int],
+    grammar: Callable[[Sequence[int]], Collection[int]] | None = None,
 ) -> list[int]:
-    """The tokens that the target emits for one tree. Row 0 of the logits belongs to the root, row i + 1 to node i."""
+    """The tokens that the target emits for one tree. Row 0 of the logits belongs to the root, row i + 1 to node i.
+
+    Args:
+        grammar: output tokens -> the tokens that may follow them; None = any.
+    """
     emitted: list[int] = []
     node = ROOT
     while True:
-        emitted.append(next_token(logits[node + 1], sampling, prompt_ids, [*output_ids, *emitted]))
+        output = [*output_ids, *emitted]
+        allowed = None if grammar is None else grammar(output)
+        emitted.append(next_token(logits[node + 1], sampling, prompt_ids, output, allowed))
         nodes = [i for i, parent in enumerate(tree.parents) if parent == node and tree.token_ids[i] == emitted[-1]]
         if not nodes:
             return emitted

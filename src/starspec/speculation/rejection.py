@@ -78,9 +78,15 @@ def try_candidates(target: Tensor, draft: DrawnCandidates) -> Trial:
     return Trial(tuple(accept_probs), p)
 
 
-def probabilities(logits: Tensor, sampling: SamplingSpec, position: int, counts: TokenCounts | None = None) -> Tensor:
+def probabilities(
+    logits: Tensor,
+    sampling: SamplingSpec,
+    position: int,
+    counts: TokenCounts | None = None,
+    allowed: Tensor | None = None,
+) -> Tensor:
     """The distribution of the target's token: float64 [V], with sum 1. Args, raises: as `next_token`."""
-    adjusted = adjust(logits, sampling, position, counts)
+    adjusted = adjust(logits, sampling, position, counts, allowed)
     probs = adjusted.new_zeros(len(adjusted))
     if sampling.is_greedy or not isfinite(largest := float(adjusted.max())):
         probs[adjusted.argmax()] = 1.0

@@ -27,6 +27,9 @@ softened logits of a node. Where the children were predicted, that token is take
 own token is none: so each token that differs from the target's own saves a forward, and is counted. Where they were
 drawn, the softened distribution takes the place of the target's.
 
+A request may have a grammar (`sampling/constraint.py`). It masks the logits of each node that the walk reaches, before
+everything else that the request's sampling parameters do: the masked logits are the target's own, by every rule.
+
 The caller guarantees two things. The logits of a node depend only on its ancestors and the committed tokens (`cache/`
 and `models/` see to it). The emitted tokens are cut at eos, stop and max_tokens afterwards (`engine/`).
 """
@@ -42,6 +45,7 @@ import torch
 from torch import Tensor
 
 from starspec.sampling.argmax import argmaxes, is_on_cpu
+from starspec.sampling.constraint import Constraint
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.draw import next_token, next_tokens
 from starspec.sampling.spec import SamplingSpec
@@ -82,6 +86,7 @@ def verify_tree(
     prefix_len: int,
     counts: TokenCounts | None = None,
     relaxation: Relaxation | None = None,
+    constraint: Constraint | None = None,
 ) -> VerifyResult:
     """Verify one tree by walking through it with the target's draws.
 
@@ -94,9 +99,10 @@ def verify_tree(
         prefix_len: number of committed tokens, which is the position of the first draw.
         counts: of the committed tokens, as for `next_token`; not changed.
         relaxation: None = strict.
+        constraint: the grammar behind the committed tokens; None = any text.
     Raises: ValueError if a drawn draft token is outside the target's vocabulary.
     """
-    case = _Case(tree, logits, sampling, prefix_len, counts, relaxation)
+    case = _Case(tree, logits, sampling, prefix_len, counts, relaxation, constraint)
     return _walk(case, case.own_token)
 
 
@@ -107,6 +113,7 @@ def verify_trees(
     prefix_lens: Sequence[int],
     counts: Sequence[TokenCounts | None],
     relaxations: Sequence[Relaxation | None] = (),
+    constraints: Sequence[Constraint | None] = (),
 ) -> list[VerifyResult]:
     """`verify_tree` for the B trees of one forward, with one argmax over the rows of all greedy requests.
 
@@ -118,16 +125,20 @@ def verify_trees(
         logits: [sum of (N_b + 1), V], the rows of the trees one after the other.
         samplings, prefix_lens, counts: B of each, as for `verify_tree`.
         relaxations: B, as for `verify_tree`; () = all are strict.
+        constraints: B, as for `verify_tree`; () = all may have any text.
     Returns: B results.
     """
     parts = torch.split(logits, [tree.num_draft_tokens + 1 for tree in trees])
-    told = zip(trees, parts, samplings, prefix_lens, counts, relaxations or [None] * len(trees), strict=True)
+    nothing = [None] * len(trees)
+    told = zip(
+        trees, parts, samplings, prefix_lens, counts, relaxations or nothing, constraints or nothing, strict=True
+    )
     cases = [_Case(*each) for each in told]
-    argmaxes = iter(_argmaxes([case.logits for case in cases if case.sampling.is_plain_argmax]))
+    argmaxes = iter(_argmaxes([case.logits for case in cases if case.is_plain_argmax]))
     draws = iter(_draws([case for case in cases if case.is_drawn_at_once]))
     results = []
     for case in cases:
-        if case.sampling.is_plain_argmax:
+        if case.is_plain_argmax:
             results.append(_walk_all(case, next(argmaxes)))
         elif case.is_drawn_at_once:
             results.append(_walk_all(case, next(draws)))
@@ -145,6 +156,12 @@ class _Case(NamedTuple):
     prefix_len: int
     counts: TokenCounts | None
     relaxation: Relaxation | None
+    constraint: Constraint | None
+
+    @property
+    def is_plain_argmax(self) -> bool:
+        """Whether the target's token is the argmax of its logits, wherever the walk leads."""
+        return self.sampling.is_plain_argmax and self.constraint is None
 
     @property
     def is_drawn_at_once(self) -> bool:
@@ -153,7 +170,8 @@ class _Case(NamedTuple):
         has_simple_sampling = not (
             sampling.is_greedy or sampling.adjusts_logits or sampling.top_k > 0 or sampling.top_p < 1.0
         )
-        return has_simple_sampling and not is_on_cpu(self.logits) and not self.tree.drafts
+        is_free = not self.tree.drafts and self.constraint is None
+        return has_simple_sampling and is_free and not is_on_cpu(self.logits)
 
     def own_token(self, node: int, path: list[int]) -> int:
         """The token after a node and its path, by the strict rule."""
@@ -172,11 +190,12 @@ class _Case(NamedTuple):
 
     def _token(self, row: Tensor, node: int, path: list[int]) -> int:
         seen = self.counts.with_path(path) if self.counts else None
+        allowed = None if self.constraint is None else self.constraint.allowed(path)
         position = self.prefix_len + len(path)
         draft = self.tree.drafts.get(node)
         if draft is None:
-            return next_token(row, self.sampling, position, seen)
-        probs = probabilities(row, self.sampling, position, seen)
+            return next_token(row, self.sampling, position, seen, allowed)
+        probs = probabilities(row, self.sampling, position, seen, allowed)
         return rejection_token(probs, draft, self.sampling.seed, position)
 
     def _lacks(self, node: int, token: int) -> bool:

@@ -33,6 +33,7 @@ def judge(windows: Sequence[Window], output: ForwardOutput, commits_evenly: bool
         [each.prefix_len for each in judges],
         [each.counts for each in judges],
         [each.law.relaxation for each in judges],
+        [each.constraint for each in judges],
     )
     if commits_evenly:
         results = roll_back(results)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from starspec.models.runner import Segment
+from starspec.sampling.constraint import Constraint
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.logprobs import TopLogprobs
 from starspec.sampling.spec import SamplingSpec
@@ -32,6 +33,7 @@ class Judge(NamedTuple):
     tree: DraftTree  # empty: plain decoding
     prefix_len: int  # committed tokens: the position of the first draw
     counts: TokenCounts  # of exactly those tokens
+    constraint: Constraint | None = None  # the grammar behind exactly those tokens; None = any text
 
 
 class Window(NamedTuple):
