@@ -118,3 +118,23 @@ def random_head(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("heads") / "random"
     write_head(folder, HeadWeights(spec, tensors, torch.arange(1024)), {"origin": "random"})
     return folder
+
+
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of random weights, as a folder. Ids 0 to 255 are bytes in the order of their spelling, 256 ends."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("bytes")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("</s>", special=True)])
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(folder)
+    torch.manual_seed(3)
+    shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(**shape, vocab_size=257, max_position_embeddings=1024, initializer_range=0.2, eos_token_id=256)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder

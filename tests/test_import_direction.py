@@ -24,7 +24,7 @@ LEAVES = {
     "tracing",
 }  # every package may import these; they import nothing of ours
 BELOW_MODELS = {"stats", "sampling", "speculation", "config", "policy", "cache", "wire"}
-ENGINE = BELOW_MODELS | {"models", "observe", "sampling_params", "request_specs"}
+ENGINE = BELOW_MODELS | {"models", "observe", "sampling_params", "request_specs", "grammars"}
 SERVERS = ENGINE | {"client", "hub", "windows", "stages", "engine", "gateway", "supervise"}
 
 # a package or root module -> what it may import besides itself and the leaves
@@ -49,6 +49,7 @@ ARROWS = {
     "client": BELOW_MODELS - {"cache"},
     "structured_outputs": {"sampling"},
     "sampling_params": {"sampling", "config", "structured_outputs"},
+    "grammars": {"sampling", "speculation"},
     "request_specs": {"config", "sampling_params", "wire"},
     "models": {"stats", "cache", "speculation", "config"},
     "windows": {"stats", "cache", "sampling", "speculation", "config", "policy", "models"},

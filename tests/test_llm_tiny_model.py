@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
 from starspec import LLM, SamplingParams
 from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
@@ -28,20 +27,8 @@ PROMPT = [40, 3, 77, 40, 200, 5]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ids 0 to 255 are bytes in the order of their spelling, 256 ends a text."""
-    folder = tmp_path_factory.mktemp("tiny")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken("</s>", special=True)])
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(folder)
-    torch.manual_seed(3)
-    shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(**shape, vocab_size=257, max_position_embeddings=128, initializer_range=0.2, eos_token_id=EOS)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+def folder(byte_model: Path) -> Path:
+    return byte_model
 
 
 def llm_of(folder: Path, draft: str = "none") -> LLM:

@@ -38,6 +38,7 @@ from starspec.config import (
 from starspec.engine.drafts import Drafts
 from starspec.engine.engine import TargetEngine
 from starspec.errors import ConfigError, RequestError, StarspecError
+from starspec.grammars.compile import Grammars
 from starspec.ids import RequestId
 from starspec.inputs import ChatMessage, Prompt, as_list, params_for, unwrapped
 from starspec.local_star import check_drafts, local_drafts
@@ -98,7 +99,8 @@ class LLM:
             check_drafts(config, speculative_config, self.tokenizer)
             verifier = open_runner(config, batching, self.stats.batch).verifier
             drafts = local_drafts(config, verifier.info, speculative_config, self.stats, self.tokenizer, max_num_seqs)
-        self.engine = TargetEngine(verifier, self.tokenizer, drafts, target_config, self.stats)
+        grammars = Grammars(self.tokenizer, verifier.info.vocab_size, verifier.info.eos_token_ids)
+        self.engine = TargetEngine(verifier, self.tokenizer, drafts, target_config, self.stats, grammars=grammars)
         self._end_drafts = weakref.finalize(self, _end_drafts, drafts, os.getpid())
         self._request_numbers = itertools.count(1)
         self._takers: dict[RequestId, Callable[[EngineOutput], None]] = {}  # by open request: `generate` or a stream
@@ -150,6 +152,7 @@ class LLM:
                 specs.append((request_id, spec))
         for _, spec in specs:
             self.engine.check(spec)
+            self.engine.compile(spec)  # again once the request joins; here a wrong one costs no other its answer
         self._run(specs, answers, self._use_tqdm if use_tqdm is None else use_tqdm)
         return results
 

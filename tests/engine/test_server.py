@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
+import torch
 import zmq
-from toy import HashRunner, WordTokenizer, next_of
+from torch import Tensor
+from toy import VOCAB_SIZE, HashRunner, WordTokenizer, next_of
 
 from starspec.cache.memory import memory_of
 from starspec.config import TargetConfig
+from starspec.engine.compiling import MAX_COMPILING
 from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.server import TargetServer
+from starspec.errors import RequestError
 from starspec.ids import RequestId
+from starspec.sampling.grammar import GrammarSpec
 from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.tree import DraftTree
 from starspec.stats import TargetStats
 from starspec.windows.local import LocalVerifier
 from starspec.wire.codec import Decoder, encode
@@ -106,11 +112,13 @@ class Clock:
 
 @contextmanager
 def serving(
-    clock: Callable[[], float] = time.monotonic, **config: float
+    clock: Callable[[], float] = time.monotonic, grammars: SlowGrammars | None = None, **config: float
 ) -> Iterator[tuple[TargetServer, FragileRunner]]:
     settings = TargetConfig(port=0, prefill_chunk=5, **config)  # type: ignore[arg-type]
     runner = FragileRunner(num_rows=2, max_len=2000)
-    engine = TargetEngine(LocalVerifier(runner), WordTokenizer(), NoDrafts(), settings, TargetStats())
+    engine = TargetEngine(
+        LocalVerifier(runner), WordTokenizer(), NoDrafts(), settings, TargetStats(), grammars=grammars
+    )
     server = TargetServer(settings, engine, ServingServer("127.0.0.1", 0), clock=clock)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -295,3 +303,97 @@ def test_stopping_drains_and_refuses_newcomers() -> None:
                 refused += [each] if isinstance(each, Rejected) else []
         assert tokens == plain([1, 2], 400)[-len(tokens) :]
         assert [(each.request_id, each.status) for each in refused] == [("late", 503)]
+
+
+class SlowGrammars:
+    """Compiles when it is told to, for the toy's words."""
+
+    def __init__(self) -> None:
+        self.may_compile = threading.Event()
+
+    def compile(self, spec: GrammarSpec) -> OnlyWord:
+        assert self.may_compile.wait(10)
+        if not spec.text.isdecimal():
+            raise RequestError(f"structured_outputs.regex: {spec.text}", "structured_outputs.regex")
+        if spec.text == "0":
+            raise ArithmeticError("a bug of ours")
+        return OnlyWord(int(spec.text))
+
+
+class OnlyWord:
+    """A grammar of one word, again and again."""
+
+    failure, has_ended = "", False
+
+    def __init__(self, word: int) -> None:
+        self.word = word
+
+    def allowed(self, path: Sequence[int]) -> Tensor:
+        return torch.arange(VOCAB_SIZE) == self.word
+
+    def prune(self, tree: DraftTree) -> DraftTree:
+        return tree
+
+    def commit(self, token_id: int) -> None:
+        assert token_id == self.word
+
+
+def constrained(name: str, text: str, num: int = 3) -> Submit:
+    spec = RequestSpec([1, 2], SamplingSpec(temperature=0.0), max_tokens=num, grammar=GrammarSpec("regex", text))
+    return Submit(RequestId(name), spec)
+
+
+def test_a_grammar_is_compiled_while_others_are_answered() -> None:
+    grammars = SlowGrammars()
+    with serving(grammars=grammars) as (server, _):
+        gateway = Gateway(server)
+        gateway.send(constrained("slow", "7"), submit("r", [1, 2], 9))
+        assert [t for part in gateway.answer("r") for t in part.token_ids] == plain([1, 2], 9)
+        grammars.may_compile.set()
+        assert [t for part in gateway.answer("slow") for t in part.token_ids] == [7, 7, 7]
+
+
+def test_a_request_that_is_aborted_while_its_grammar_is_compiled_never_runs() -> None:
+    grammars = SlowGrammars()
+    with serving(grammars=grammars) as (server, _):
+        gateway = Gateway(server)
+        gateway.send(constrained("gone", "7"), constrained("next", "8"), Abort(RequestId("gone")))
+        assert gateway.status().num_running == 0
+        grammars.may_compile.set()
+        assert [t for part in gateway.answer("next") for t in part.token_ids] == [8, 8, 8]
+        assert gateway.status_when_idle().stats.num_finished == 1
+
+
+def test_a_grammar_that_is_not_compiled_is_refused_and_counted() -> None:
+    grammars = SlowGrammars()
+    grammars.may_compile.set()
+    with serving(grammars=grammars) as (server, _):
+        gateway = Gateway(server)
+        for text, param in (("wrong", "structured_outputs.regex"), ("0", "structured_outputs")):
+            gateway.send(constrained(text, text))
+            (refusal,) = gateway.receive()
+            assert isinstance(refusal, Rejected)
+            assert (refusal.request_id, refusal.status, refusal.param) == (text, 400, param)
+        assert gateway.status().stats.num_rejected == 2
+
+
+def test_only_so_many_grammars_wait() -> None:
+    grammars = SlowGrammars()
+    with serving(grammars=grammars) as (server, _):
+        gateway = Gateway(server)
+        gateway.send(*(constrained(f"r{number}", "7") for number in range(MAX_COMPILING + 1)), constrained("r0", "7"))
+        refusals = [*gateway.receive(), *gateway.receive()]
+        assert [(each.request_id, each.status) for each in refusals if isinstance(each, Rejected)] == [
+            (f"r{MAX_COMPILING}", 503),
+            ("r0", 400),
+        ]
+        grammars.may_compile.set()
+
+
+def test_a_target_without_grammars_says_so() -> None:
+    with serving() as (server, _):
+        gateway = Gateway(server)
+        gateway.send(constrained("r", "7"))
+        (refusal,) = gateway.receive()
+        assert isinstance(refusal, Rejected)
+        assert "cannot hold answers to a grammar" in refusal.message

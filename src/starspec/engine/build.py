@@ -15,6 +15,7 @@ from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.engine.server import TargetServer
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
+from starspec.grammars.compile import Grammars
 from starspec.ids import TargetId
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.runner import ModelInfo
@@ -52,6 +53,10 @@ def build_server(
         stats = TargetStats()
         verifier, numerics_report = _open(config, model, stats, waiting)
         drafts = make_drafts(config, speculative, verifier.info, tokenizer, stats, waiting)
+        grammars = None
+        if not config.pipe.stages:  # the last stage judges, and knows no grammar
+            grammars = Grammars(tokenizer, verifier.info.vocab_size, verifier.info.eos_token_ids)
+            grammars.prepare()
     except BaseException:
         serving.close()
         audit.close()
@@ -66,7 +71,15 @@ def build_server(
     )
     policies = get_args(Policy) if speculative is None else [*speculative.request_policies]
     engine = TargetEngine(
-        verifier, tokenizer, drafts, config, stats, trace=trace, thresholds=thresholds, policies=policies
+        verifier,
+        tokenizer,
+        drafts,
+        config,
+        stats,
+        trace=trace,
+        thresholds=thresholds,
+        policies=policies,
+        grammars=grammars,
     )
     return TargetServer(config, engine, serving, audit)
 

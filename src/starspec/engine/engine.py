@@ -17,6 +17,8 @@ from starspec.engine.request_table import RequestTable
 from starspec.engine.round import LaunchedRound, RoundRunner
 from starspec.engine.sequence import Finish, RoundOutput, SequenceState, TargetSequence
 from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestError
+from starspec.grammars.compile import Grammars
+from starspec.grammars.matcher import GrammarMatcher
 from starspec.ids import LOCAL, PeerId, RequestId, RequestKey
 from starspec.policy.estimators import WindowRate
 from starspec.policy.queue_turns import Sender
@@ -50,10 +52,12 @@ class TargetEngine:
         trace: Tracer | None = None,
         thresholds: KeyThresholds = DEFAULT_THRESHOLDS,
         policies: Collection[Policy] = get_args(Policy),
+        grammars: Grammars | None = None,
     ) -> None:
         """Args:
         thresholds: which tokens relaxed requests verify strictly.
         policies: length policies that a request may ask for.
+        grammars: compiles those of requests; None = no request may have one. Stages know none.
         """
         self.verifier = verifier
         self.drafts = drafts
@@ -64,6 +68,7 @@ class TargetEngine:
         self._trace = trace
         self._thresholds = thresholds
         self._policies = policies
+        self._grammars = grammars
         self._prefills = Prefiller(verifier, drafts, clock, config.prefill_chunk, trace)
         self._rounds = RoundRunner(verifier, drafts, stats, clock, trace)
         self._scheduler = make_scheduler(config)
@@ -97,7 +102,12 @@ class TargetEngine:
         return self._requests.has_room
 
     def submit(
-        self, request_id: RequestId, spec: RequestSpec, peer: PeerId = LOCAL, owner: str = ""
+        self,
+        request_id: RequestId,
+        spec: RequestSpec,
+        peer: PeerId = LOCAL,
+        owner: str = "",
+        grammar: GrammarMatcher | None = None,
     ) -> RequestKey | None:
         """Add a request. In a full queue, one of an owner with more requests may give way to it.
 
@@ -105,6 +115,7 @@ class TargetEngine:
             request_id: unique among the peer's requests that have not ended.
             peer: the gateway that sends it.
             owner: of the gateway, as `policy/queue_turns.py` says.
+            grammar: that of the spec, compiled; None = it is compiled here, if there is one.
         Returns: the waiting request that gave way, which is aborted; None = none.
         Raises: RequestError if the request can never run; QueueFull if the queue is at its limit.
         """
@@ -113,18 +124,24 @@ class TargetEngine:
             if self._requests.get(key) is not None:
                 raise RequestError(f"request id {request_id} is in use", "request_id")
             self.check(spec)
+            if grammar is None:
+                grammar = self.compile(spec)
             late = None if self.has_room else self._requests.who_gives_way(Sender(owner, peer))
             if late is None and not self.has_room:
                 raise QueueFull(f"{self._requests.num_queued} requests are waiting for a cache row; try again later")
         except (RequestError, CapacityError):
-            self.stats.num_rejected += 1
+            self.note_rejected()
             raise
         if late is not None:
             self.abort(late.request_id, late.peer)
-        self._add(key, spec, owner)
+        self._add(key, spec, owner, grammar)
         return late
 
-    def _add(self, key: RequestKey, spec: RequestSpec, owner: str) -> None:
+    def note_rejected(self) -> None:
+        """A request was refused."""
+        self.stats.num_rejected += 1
+
+    def _add(self, key: RequestKey, spec: RequestSpec, owner: str, grammar: GrammarMatcher | None) -> None:
         """Let a sound request wait for a row."""
         info = self.verifier.info
         num_prompt = len(spec.prompt_token_ids)
@@ -148,6 +165,7 @@ class TargetEngine:
                 rule=self.drafts.rule.relaxed() if relaxation else self.drafts.rule,
                 relaxation=relaxation,
                 owner=owner,
+                grammar=grammar,
             )
         )
 
@@ -303,10 +321,22 @@ class TargetEngine:
                 f" {', '.join(self._policies)}",
                 "speculative.length.policy",
             )
-        if spec.grammar is not None:
-            raise RequestError("this target cannot hold answers to a grammar", "structured_outputs")
         if not all(0 <= token_id < info.vocab_size for token_id in spec.sampling.logit_bias):
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
+
+    def compile(self, spec: RequestSpec) -> GrammarMatcher | None:
+        """The grammar of a request; None if it has none. It may take 0.1 s, and may be called on another thread.
+
+        Raises: RequestError if this target cannot hold an answer to it.
+        """
+        if spec.grammar is None:
+            return None
+        if self._grammars is None:
+            raise RequestError(
+                "this target cannot hold answers to a grammar: ask one whose model is in one process, or leave it out",
+                "structured_outputs",
+            )
+        return self._grammars.compile(spec.grammar)
 
     def _snapshot(self) -> ScheduleSnapshot:
         busy = {sequence for launched in self._in_flight.values() for sequence in launched.batch}

@@ -25,7 +25,8 @@ class LaunchedRound(NamedTuple):
 
     ticket: Ticket
     batch: Sequence[TargetSequence]
-    trees: Sequence[DraftTree]
+    proposals: Sequence[DraftTree]
+    trees: Sequence[DraftTree]  # what grammars leave of the proposals, and is verified
     feature_layers: tuple[int, ...]
     wanted: Sequence[str]  # what each sequence's draft was to be: for traces
     started_s: float
@@ -52,13 +53,16 @@ class RoundRunner:
             num_others: launches in flight.
         """
         started_s = self.clock()
-        trees = self.drafts.collect(batch)  # an empty tree for each sequence without a proposal in time
+        proposals = self.drafts.collect(batch)  # an empty tree for each sequence without a proposal in time
+        trees = [_allowed(each, proposal) for each, proposal in zip(batch, proposals, strict=True)]
         collected_s, moved_s = self.clock(), self.stats.batch.moved_s
         wanted = [each.length_choice for each in batch] if self.trace is not None else []
         windows = [_window(each, tree) for each, tree in zip(batch, trees, strict=True)]
         layers = self.drafts.feature_layers
         ticket = self.verifier.launch(windows, layers)
-        return LaunchedRound(ticket, batch, trees, layers, wanted, started_s, collected_s, moved_s, num_others)
+        return LaunchedRound(
+            ticket, batch, proposals, trees, layers, wanted, started_s, collected_s, moved_s, num_others
+        )
 
     def finish(self, launched: LaunchedRound, landed: Landed) -> list[tuple[TargetSequence, EngineOutput]]:
         """Commit what landed. Every sequence that has not ended meanwhile gains at least one token, or ends.
@@ -66,10 +70,11 @@ class RoundRunner:
         Effects: changes the sequences, their cache rows and the statistics; sends verdicts to the hub.
         """
         batch, round_outputs = [], []
-        for sequence, tree, verdict in zip(launched.batch, launched.trees, landed.verdicts, strict=True):
+        told = zip(launched.batch, launched.proposals, launched.trees, landed.verdicts, strict=True)
+        for sequence, proposal, tree, verdict in told:
             if sequence.row is not None:
                 batch.append(sequence)
-                round_outputs.append(self._commit(sequence, tree, verdict))
+                round_outputs.append(self._commit(sequence, proposal, tree, verdict))
         if not batch:
             return []  # what it took says nothing of rounds: nobody had it
         if launched.feature_layers != self.drafts.feature_layers:  # another hub was found meanwhile
@@ -86,11 +91,14 @@ class RoundRunner:
         self._record_batch(launched, waited_s + report_s, ended_s - launched.collected_s - report_s)
         return outputs
 
-    def _commit(self, sequence: TargetSequence, tree: DraftTree, verdict: Verdict) -> RoundOutput:
-        """Extend a sequence by its verdict. Keep the keys and values of the root and of the accepted path."""
+    def _commit(self, sequence: TargetSequence, proposal: DraftTree, tree: DraftTree, verdict: Verdict) -> RoundOutput:
+        """Extend a sequence by its verdict. Keep the keys and values of the root and of the accepted path.
+
+        What a grammar left out of the proposal counts as refused at its place, and was not verified.
+        """
         result, num_drafted = verdict.result, tree.num_draft_tokens
         added = sequence.extend(result.token_ids, _logprobs(verdict))
-        added.note_draft(max(tree.depths, default=0), num_drafted, verdict)
+        added.note_draft(max(proposal.depths, default=0), num_drafted, verdict)
         assert sequence.row is not None
         self.verifier.cache.commit(sequence.row, result.rows[: len(added.token_ids)])
         num_emitted = len(added.token_ids)
@@ -128,13 +136,18 @@ class RoundRunner:
         stats.verify_s += verify_s - (stats.moved_s - launched.moved_s)
 
 
+def _allowed(sequence: TargetSequence, proposal: DraftTree) -> DraftTree:
+    """The proposal without what the sequence's grammar refuses, so that no row of the forward is spent on it."""
+    return proposal if sequence.grammar is None else sequence.grammar.prune(proposal)
+
+
 def _window(sequence: TargetSequence, tree: DraftTree) -> Window:
     """The last committed token, whose keys and values are still missing, and the draft nodes below it."""
     assert sequence.row is not None
     parents = None if tree.is_chain else (-1, *(parent + 1 for parent in tree.parents))
     token_ids = (sequence.token_ids[-1], *tree.token_ids)
     segment = Segment(sequence.row, token_ids, num_logits=len(token_ids), parents=parents)
-    return Window(segment, Judge(sequence.law, tree, len(sequence.token_ids), sequence.counts))
+    return Window(segment, Judge(sequence.law, tree, len(sequence.token_ids), sequence.counts, sequence.grammar))
 
 
 def _logprobs(verdict: Verdict) -> list[TokenLogprob]:

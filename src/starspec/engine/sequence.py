@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from starspec.engine.detokenize import Detokenizer
+from starspec.grammars.matcher import GrammarMatcher
 from starspec.ids import RequestId, RequestKey
 from starspec.policy.queue_turns import Sender
 from starspec.sampling.counts import TokenCounts
@@ -82,12 +83,14 @@ class TargetSequence:
         rule: AcceptanceRule = COUPLED,
         relaxation: Relaxation | None = None,
         owner: str = "",
+        grammar: GrammarMatcher | None = None,
     ) -> None:
         self.key = key
         self.sender = Sender(owner, key.peer)
         self.spec = spec
         self.rule = rule  # by which its proposals are verified
         self.sampling: SamplingSpec = spec.sampling
+        self.grammar = grammar  # behind the committed tokens
         self.law = Law(spec.sampling, relaxation, spec.logprobs)
         self.token_ids = list(spec.prompt_token_ids)
         self.prompt_len = len(spec.prompt_token_ids)
@@ -180,8 +183,14 @@ class TargetSequence:
         return output
 
     def _finish_after(self, token_id: int) -> Finish | None:
-        """Why the answer ends with this token, if it does: end token, then stop string, then length."""
-        may_end = self.num_output_tokens >= self.sampling.min_tokens
+        """Why the answer ends with this token, if it does: end token, then stop string, end of the grammar, length."""
+        is_complete = False
+        if self.grammar is not None:
+            self.grammar.commit(token_id)
+            if self.grammar.failure:
+                return Finish("error", f"the grammar cannot be followed further: {self.grammar.failure}")
+            is_complete = self.grammar.has_ended
+        may_end = is_complete or self.num_output_tokens >= self.sampling.min_tokens
         if token_id in self._end_token_ids and may_end:
             if token_id not in self._eos_token_ids:
                 self._detokenizer.add(token_id)
@@ -189,10 +198,12 @@ class TargetSequence:
             return Finish("stop", None if token_id in self._eos_token_ids else token_id)
         match = self._detokenizer.add(token_id, check_stop=may_end)
         is_full = self.num_remaining <= 0
-        if match is None and is_full:
+        if match is None and (is_complete or is_full):
             match = self._detokenizer.finish()
         if match is not None:
             return Finish("stop", match.stop)
+        if is_complete:
+            return Finish("stop")
         return Finish("length") if is_full else None
 
     def output(self, added: RoundOutput) -> EngineOutput:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import assert_never
 
 import structlog
@@ -16,8 +17,10 @@ import structlog
 from starspec.audit import AuditLog
 from starspec.cache.memory import memory_of
 from starspec.config import TargetConfig
+from starspec.engine.compiling import Compiled, Compiling
 from starspec.engine.engine import TargetEngine
 from starspec.errors import RETRY_AFTER_S, CapacityError, PeerLost, RequestError
+from starspec.grammars.matcher import GrammarMatcher
 from starspec.ids import PeerId, RequestKey, TargetId
 from starspec.log_limit import LogLimit
 from starspec.wire.messages import (
@@ -34,6 +37,7 @@ from starspec.wire.transports.serving_server import ServingServer
 from starspec.wire.transports.sockets import endpoint_at
 
 IDLE_WAIT_S = 0.05  # between polls of the hub link while the engine is idle
+COMPILING_WAIT_S = 0.001  # the same while grammars are compiled
 
 log = structlog.get_logger()
 
@@ -59,6 +63,7 @@ class TargetServer:
         self._audit = audit or AuditLog.off()
         self._clock = clock
         self._log_limit = LogLimit(clock)
+        self._compiling = Compiling(engine.compile)
         self._heard_s: dict[PeerId, float] = {}  # when each gateway with requests sent its last message
         self._is_stopping = threading.Event()
         self._stop_by_s = float("inf")
@@ -80,6 +85,7 @@ class TargetServer:
             while not self._is_done():
                 self._run_once()
         finally:
+            self._compiling.close()
             self._engine.drafts.shutdown()
             self._engine.verifier.close()
             self._serving.close()
@@ -95,14 +101,17 @@ class TargetServer:
         self._is_stopping.set()
 
     def _is_done(self) -> bool:
-        is_drained = not self._engine.has_work or self._clock() >= self._stop_by_s
+        has_work = self._engine.has_work or len(self._compiling) > 0
+        is_drained = not has_work or self._clock() >= self._stop_by_s
         return self._is_stopping.is_set() and is_drained
 
     def _run_once(self) -> None:
         """Handle the messages that have arrived, then run one step of the engine."""
-        wait_s = 0.0 if self._engine.has_work else IDLE_WAIT_S
-        for peer, message in self._serving.receive(wait_s):
+        wait_s = COMPILING_WAIT_S if len(self._compiling) else IDLE_WAIT_S
+        for peer, message in self._serving.receive(0.0 if self._engine.has_work else wait_s):
             self._handle(peer, message)
+        for compiled in self._compiling.take():
+            self._submit_compiled(compiled)
         self._expire_gateways()
         if not self._engine.has_work:
             self._engine.keep_links()
@@ -127,6 +136,7 @@ class TargetServer:
             case Submit():
                 self._submit(peer, message)
             case Abort(request_id=request_id):
+                self._compiling.drop(RequestKey(peer, request_id))
                 self._engine.abort(request_id, peer)
             case Ask():
                 self._serving.send(peer, [self._status()])
@@ -134,16 +144,44 @@ class TargetServer:
                 assert_never(message)
 
     def _submit(self, peer: PeerId, message: Submit) -> None:
-        try:
+        with self._refusing(peer, message):
             if self._is_stopping.is_set():
                 raise CapacityError("this target is shutting down")
-            owner = self._serving.owner_of(peer)
-            late = self._engine.submit(message.request_id, message.spec, peer, owner)
-            if late is not None:
-                why = "the queue is full, and other gateways have fewer requests in it; try again later"
-                self._refuse(late.peer, Rejected(late.request_id, why, None, 503, RETRY_AFTER_S))
+            if message.spec.grammar is None:
+                self._add(peer, message, None)
+            else:
+                self._compiling.add(peer, message)
             self._heard_s[peer] = self._clock()
-            self._audit.note("request", request_id=message.request_id, num_tokens=len(message.spec.prompt_token_ids))
+
+    def _submit_compiled(self, compiled: Compiled) -> None:
+        with self._refusing(compiled.peer, compiled.submit):
+            error = compiled.grammar.exception()
+            if error is not None:
+                self._engine.note_rejected()
+                raise self._complaint_of(error) from error
+            self._add(compiled.peer, compiled.submit, compiled.grammar.result())
+
+    def _complaint_of(self, error: BaseException) -> RequestError:
+        """What a gateway is told of an error on the thread that compiles. It must not end this one."""
+        if isinstance(error, RequestError):
+            return error
+        self._log_limit.log(log.error, "a grammar was not compiled", exc_info=error)
+        return RequestError("the grammar cannot be compiled", "structured_outputs")
+
+    def _add(self, peer: PeerId, message: Submit, grammar: GrammarMatcher | None) -> None:
+        """Raises: as TargetEngine.submit. Effects: tells the gateway whose request gives way."""
+        owner = self._serving.owner_of(peer)
+        late = self._engine.submit(message.request_id, message.spec, peer, owner, grammar)
+        if late is not None:
+            why = "the queue is full, and other gateways have fewer requests in it; try again later"
+            self._refuse(late.peer, Rejected(late.request_id, why, None, 503, RETRY_AFTER_S))
+        self._audit.note("request", request_id=message.request_id, num_tokens=len(message.spec.prompt_token_ids))
+
+    @contextmanager
+    def _refusing(self, peer: PeerId, message: Submit) -> Iterator[None]:
+        """Answer the errors of a request that cannot run, or not now."""
+        try:
+            yield
         except RequestError as error:
             self._refuse(peer, Rejected(message.request_id, str(error), error.param, error.status))
         except CapacityError as error:
@@ -164,7 +202,7 @@ class TargetServer:
 
     def _expire_gateways(self) -> None:
         limit_s = self._clock() - self._config.lease_s
-        peers = self._engine.peers
+        peers = self._engine.peers | self._compiling.peers
         self._heard_s = {peer: heard_s for peer, heard_s in self._heard_s.items() if peer in peers}
         for peer, heard_s in list(self._heard_s.items()):
             if heard_s < limit_s:
@@ -175,6 +213,7 @@ class TargetServer:
 
     def _forget(self, peer: PeerId) -> None:
         """A gateway is gone: abort its requests."""
+        self._compiling.drop_all(peer)
         for request_id in self._engine.requests_of(peer):
             self._engine.abort(request_id, peer)
         self._heard_s.pop(peer, None)

@@ -10,8 +10,10 @@ from starspec.config import BatchingConfig, Policy, TargetConfig
 from starspec.engine.drafts import Drafts
 from starspec.engine.engine import TargetEngine
 from starspec.errors import OurBug
+from starspec.grammars.compile import Grammars
 from starspec.ids import RequestId
 from starspec.models.runner import BatchRunner
+from starspec.sampling.grammar import GrammarSpec
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import DEFAULT_THRESHOLDS, KeyThresholds
 from starspec.stats import RequestStats, TargetStats
@@ -38,6 +40,7 @@ class Job:
     num_draft_tokens: int | None = None  # None: as the drafts are configured
     length_policy: Policy | None = None  # None: that of the drafts
     relaxed_tau: float = 0.0  # of relaxed verification; 0 = strict
+    grammar: GrammarSpec | None = None  # of the answer; None = any text
     stop: tuple[str, ...] = ()  # strings that end the answer
 
     @property
@@ -49,6 +52,7 @@ class Job:
             num_draft_tokens=self.num_draft_tokens,
             length_policy=self.length_policy,
             relaxed_tau=self.relaxed_tau,
+            grammar=self.grammar,
             stop=self.stop,
         )
 
@@ -94,7 +98,17 @@ def make_engine(
         allow_relaxed=True,
     )
     verifier = LocalVerifier(runner, batching.method, judge)
-    return TargetEngine(verifier, tokenizer, drafts, config, stats or TargetStats(), trace=trace, thresholds=thresholds)
+    info = runner.info
+    return TargetEngine(
+        verifier,
+        tokenizer,
+        drafts,
+        config,
+        stats or TargetStats(),
+        trace=trace,
+        thresholds=thresholds,
+        grammars=Grammars(tokenizer, info.vocab_size, info.eos_token_ids),
+    )
 
 
 def decode(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -135,11 +135,19 @@ class DraftTree:
             if (node, token_id) not in self.children:
                 return EMPTY_TREE
             node = self.children[node, token_id]
-        kept = {node: ROOT}
+        kept = {node}
         for child, parent in enumerate(self.parents):
             if parent in kept:
-                kept[child] = len(kept) - 1
-        nodes = [each for each in kept if each != node]
+                kept.add(child)
+        return self._part(node, sorted(kept - {node}))
+
+    def restricted(self, nodes: Collection[int]) -> DraftTree:
+        """The tree of these nodes alone. Args: nodes: with all ancestors. Drawn candidates are kept, as in `after`."""
+        return self._part(ROOT, sorted(nodes))
+
+    def _part(self, root: int, nodes: Sequence[int]) -> DraftTree:
+        """The tree of these nodes, ascending. The parent of each is among them, or is `root`."""
+        kept = {root: ROOT} | {node: index for index, node in enumerate(nodes)}
         return DraftTree(
             tuple(self.token_ids[each] for each in nodes),
             tuple(kept[self.parents[each]] for each in nodes),

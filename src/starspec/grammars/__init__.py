@@ -1,0 +1,1 @@
+"""Grammars of answers, by llguidance: compiled under limits, and followed token by token."""

@@ -1,0 +1,60 @@
+"""Compiles grammars for the vocabulary of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from llguidance import LLTokenizer
+
+from starspec.errors import RequestError
+from starspec.grammars.matcher import GrammarMatcher
+from starspec.grammars.source import refusal, source_of, start
+from starspec.sampling.grammar import GrammarSpec
+
+
+class Grammars:
+    """Compiles grammars, on any thread.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        vocab_size: V of the model's logits.
+        eos_token_ids: tokens that end an answer.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = [*eos_token_ids]
+        self._ends = torch.zeros(vocab_size, dtype=torch.bool)
+        self._ends[self._eos_token_ids] = True
+        if not self._eos_token_ids:
+            self._ends[:] = True
+
+    def prepare(self) -> None:
+        """Read the vocabulary, which takes about a second and holds Python's lock. Else the first grammar does it."""
+        _ = self._vocabulary
+
+    def compile(self, spec: GrammarSpec) -> GrammarMatcher:
+        """A matcher before the first token of an answer. Releases Python's lock.
+
+        Raises: RequestError if the grammar is wrong or exceeds a limit, or if the vocabulary is none of text.
+        """
+        if isinstance(self._vocabulary, str):
+            raise RequestError(self._vocabulary, "structured_outputs")
+        matcher = start(source_of(spec), self._vocabulary)
+        if matcher.is_error():
+            raise refusal(spec, matcher.get_error())
+        return GrammarMatcher(matcher, self._ends)
+
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer | str:
+        """The bytes of each token; a sentence if they cannot be known."""
+        from llguidance.hf import from_tokenizer  # noqa: PLC0415 (imports transformers)
+
+        try:
+            return from_tokenizer(self._tokenizer, self._vocab_size, self._eos_token_ids or None)
+        except ValueError as error:
+            return f"this model's tokenizer does not say what bytes its tokens are, which a grammar needs: {error}"

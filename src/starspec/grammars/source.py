@@ -1,0 +1,143 @@
+"""From a grammar as a request states it to one that llguidance compiles, or to a sentence about what is wrong where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from starspec.errors import RequestError
+from starspec.quoting import readable, shortened
+from starspec.sampling.grammar import GrammarSpec
+
+# Whitespace between the parts of JSON is bounded: a model that samples it again and again would never end.
+JSON_OPTIONS: Final[Any] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
+MAX_SEARCHED: Final = 2**18  # characters of subschemas that are compiled to find the one that is at fault
+MAX_COMPLAINT: Final = 500  # characters
+ONE: Final = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+LISTED: Final = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+SHARED: Final = ("$defs", "definitions")  # what references of subschemas mostly lead to
+
+
+def limits() -> LLParserLimits:
+    """What compiling and one step of an answer may cost: about 0.1 s and 20 MiB at worst, mostly a thousandth of it."""
+    return LLParserLimits(
+        max_grammar_size=100_000,
+        max_lexer_states=10_000,
+        step_max_items=10_000,
+        verbose_errors=False,  # they would quote the state of the parser, at any length
+    )
+
+
+def check_grammar(spec: GrammarSpec) -> None:
+    """Compile a grammar for single bytes, and forget it. Raises: RequestError that names the parameter and place."""
+    complaint = _complaint(source_of(spec))
+    if complaint:
+        raise refusal(spec, complaint)
+
+
+def source_of(spec: GrammarSpec) -> str:
+    """The grammar in llguidance's form. Raises: RequestError if it is no text of its kind."""
+    try:
+        match spec.kind:
+            case "json":
+                return _of_schema(_schema(spec))
+            case "regex":
+                return LLMatcher.grammar_from_regex(spec.text)
+            case "choice":
+                choices = [json.dumps(each, ensure_ascii=False) for each in json.loads(spec.text)]
+                return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+            case "grammar":
+                return LLMatcher.grammar_from_lark(_lark(spec.text))
+    except (ValueError, RecursionError) as error:
+        raise refusal(spec, str(error)) from error
+
+
+def refusal(spec: GrammarSpec, complaint: str) -> RequestError:
+    """The error for a complaint. It says the place in a JSON schema."""
+    place = _place(spec, complaint) if spec.kind == "json" else ""
+    name = f"structured_outputs.{spec.kind}"
+    lines = [readable(each) for each in complaint.strip().splitlines()]  # a picture of the place, in a regex
+    return RequestError(f"{name}: {shortened(chr(10).join(lines), MAX_COMPLAINT)}{place}", name)
+
+
+def _of_schema(schema: dict[str, Any]) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), JSON_OPTIONS)
+
+
+def _lark(text: str) -> str:
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # the converter of GBNF raises nothing more special
+        raise ValueError(f"neither Lark nor GBNF: {error}") from error
+
+
+def start(source: str, tokenizer: LLTokenizer) -> LLMatcher:
+    """A matcher before the first token of an answer. It is in its error state if something is wrong.
+
+    The first step is part of it, as it may exceed a limit. Releases Python's lock.
+    """
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits())
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return matcher
+
+
+def _complaint(source: str) -> str:
+    return start(source, _bytes()).get_error()
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    """A vocabulary of the 256 bytes."""
+    return LLTokenizer("byte")
+
+
+def _schema(spec: GrammarSpec) -> dict[str, Any]:
+    schema = json.loads(spec.text)
+    if not isinstance(schema, dict):
+        raise ValueError("a JSON schema must be an object")
+    return schema
+
+
+def _place(spec: GrammarSpec, complaint: str) -> str:
+    """Where in a JSON schema a complaint arises: the smallest subschema that has the same one."""
+    try:
+        here = _schema(spec)
+    except (ValueError, RecursionError):
+        return ""  # the complaint says the line
+    shared: dict[str, Any] = {key: here[key] for key in SHARED if key in here}
+    pointer, num_left = "#", MAX_SEARCHED
+    is_found = True
+    while is_found:
+        is_found = False
+        for step, each in _subschemas(here):
+            alone = shared | each
+            num_left -= len(json.dumps(alone))
+            if num_left < 0:
+                break
+            if _complaint(_of_schema(alone)) == complaint:
+                pointer, here, is_found = pointer + step, each, True
+                break
+    return f" (at {shortened(readable(pointer))})"
+
+
+def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects directly in a schema that are schemas, each with the end of its JSON pointer."""
+    for key, value in schema.items():
+        if key in NAMED and isinstance(value, dict):
+            yield from ((f"/{key}/{_escaped(name)}", each) for name, each in value.items() if isinstance(each, dict))
+        elif key in LISTED and isinstance(value, list):
+            yield from ((f"/{key}/{index}", each) for index, each in enumerate(value) if isinstance(each, dict))
+        elif key in ONE and isinstance(value, dict):
+            yield f"/{key}", value
+
+
+def _escaped(name: str) -> str:
+    """As a part of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,180 @@
+"""Answers held to a grammar are those of plain constrained decoding, token for token, whatever is drafted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from jsonschema import Draft202012Validator
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
+from schema_table import SCHEMAS
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from starspec.bench.random_drafts import RandomDrafts, RandomTrees
+from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
+from starspec.engine.sequence import TargetSequence
+from starspec.grammars.source import limits, source_of
+from starspec.harness.decode import Job, JobResult, decode, make_engine
+from starspec.local_star import LocalHub
+from starspec.models.loading.load import load_runner
+from starspec.models.runner import ModelRunner
+from starspec.policy.length.make import make_policy
+from starspec.sampling.grammar import GrammarSpec
+from starspec.sampling.reference import next_token
+from starspec.sampling.spec import SamplingSpec
+from starspec.stats import TargetStats
+
+EOS = 256
+MAX_MODEL_LEN = 1024
+PROMPT = (40, 3, 77, 40, 200, 5)
+NUM_ROWS = 16
+SPECULATIVE: dict[str, dict[str, object]] = {
+    "itself": {"num_speculative_tokens": 4},
+    "its tree": {"num_steps": 3, "eagle_topk": 3},
+    "ngram": {"model": None, "method": "ngram", "num_speculative_tokens": 4},
+}
+
+
+class Bench:
+    """The model of bytes, loaded once, with drafts of many kinds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = ModelConfig(model=str(folder), dtype="float32", max_model_len=MAX_MODEL_LEN, num_rows=NUM_ROWS)
+        self.runner: ModelRunner = load_runner(self.config)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.vocabulary = from_tokenizer(self.tokenizer, self.runner.info.vocab_size, EOS)
+        self.stats = TargetStats()
+
+    def drafts(self, kind: str, answers: dict[str, list[int]]) -> Drafts:
+        def true_tokens(sequence: TargetSequence) -> list[int]:
+            return answers[sequence.request_id][sequence.num_output_tokens :]
+
+        size = self.runner.info.vocab_size
+        if kind == "half-liar":
+            return RandomDrafts(size, 5, seed=1, true_tokens=true_tokens)
+        if kind == "lying tree":
+            return RandomTrees(size, 4, width=3, seed=3, true_tokens=true_tokens)
+        if kind == "off":
+            return NoDrafts()
+        given = {"model": self.config.model, "length": {"policy": "fixed"}, **SPECULATIVE[kind]}
+        config = SpeculativeConfig.from_mapping(given)
+        policy = make_policy(config, NUM_ROWS)
+        own = own_drafts(config.method, config, policy, self.stats)
+        return own or LocalHub(self.config, self.runner.info, config, self.tokenizer).drafts(policy, self.stats)
+
+    def answers(self, jobs: list[Job], kind: str = "off", plain: Sequence[JobResult] = ()) -> list[JobResult]:
+        self.stats = TargetStats()
+        by_id = {f"job-{index}": each.token_ids for index, each in enumerate(plain)}
+        engine = make_engine(self.runner, self.tokenizer, self.drafts(kind, by_id), self.stats)
+        results = decode(engine, jobs, batch_size=NUM_ROWS)
+        engine.check_integrity()
+        engine.drafts.shutdown()
+        return results
+
+    @torch.no_grad()
+    def slow_answer(self, job: Job) -> tuple[list[int], str]:
+        """A loop over the logits of transformers, with a fresh matcher at each position."""
+        output: list[int] = []
+        prompt = list(job.prompt_token_ids)
+        while True:
+            allowed = None
+            if job.grammar is not None:
+                matcher = LLMatcher(self.vocabulary, source_of(job.grammar), limits=limits())
+                matcher.consume_tokens(output)
+                if matcher.is_stopped():
+                    return output, "stop"
+                bits = matcher.compute_bitmask()
+                allowed = {each for each in range(self.runner.info.vocab_size) if bits[each // 8] >> each % 8 & 1}
+            if output[-1:] == [EOS]:
+                return output, "stop"
+            if len(output) == job.max_tokens:
+                return output, "length"
+            logits = self.model(torch.tensor([prompt + output])).logits[0, -1].tolist()
+            output.append(next_token(logits, job.sampling, prompt, output, allowed))
+
+
+@pytest.fixture(scope="module")
+def bench(byte_model: Path) -> Bench:
+    return Bench(byte_model)
+
+
+def job(name: str, grammar: GrammarSpec | None, max_tokens: int = 40, **sampling: object) -> Job:
+    given = SamplingSpec(**{"temperature": 0.0, "end_token_ids": (EOS,), **sampling})  # type: ignore[arg-type]
+    return Job(name, PROMPT, given, max_tokens, grammar=grammar)
+
+
+DATE = GrammarSpec("regex", "[0-9]{4}-[01][0-9]-[0-3][0-9]")
+WORDS = GrammarSpec("regex", "([a-f]+ )*[a-f]+")
+COLOUR = GrammarSpec("choice", '["red", "green", "greenish", "blüe"]')
+SUM = GrammarSpec("grammar", 'start: n ("+" n)*\nn: /[0-9]{1,3}/')
+POINT = GrammarSpec("json", '{"type":"object","properties":{"x":{"type":"boolean"}},"required":["x"]}')
+FORMS = {"date": DATE, "words": WORDS, "colour": COLOUR, "sum": SUM, "point": POINT, "free": None}
+SAMPLINGS: dict[str, dict[str, object]] = {
+    "greedy": {},
+    "sampled": {"temperature": 1.0, "seed": 3},
+    "everything": {
+        "temperature": 1.2,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.3,
+        "logit_bias": {EOS: 4.0, 66: 2.0},
+        "min_tokens": 12,
+        "seed": 4,
+    },
+}
+JOBS = [job(f"{form} {how}", FORMS[form], **SAMPLINGS[how]) for form in FORMS for how in SAMPLINGS]
+
+
+@pytest.fixture(scope="module")
+def plain(bench: Bench) -> list[JobResult]:
+    return bench.answers(JOBS)
+
+
+@pytest.mark.parametrize("place", range(len(JOBS)), ids=[each.name for each in JOBS])
+def test_without_drafts_answers_are_those_of_a_slow_loop(bench: Bench, plain: list[JobResult], place: int) -> None:
+    assert (plain[place].token_ids, plain[place].finish_reason) == bench.slow_answer(JOBS[place])
+
+
+@pytest.mark.parametrize("kind", ["itself", "its tree", "ngram", "half-liar", "lying tree"])
+def test_no_drafts_change_an_answer_in_a_batch_of_many_grammars(bench, plain, kind: str) -> None:
+    answers = bench.answers(JOBS, kind, plain)
+    assert [(each.token_ids, each.finish_reason) for each in answers] == [
+        (each.token_ids, each.finish_reason) for each in plain
+    ]
+    assert bench.stats.acceptance.num_draft_tokens > 0
+
+
+WHITESPACE = (197, 198, 201, 220)  # a model of random weights says little else if it may
+BRIEF: dict[str, object] = {"logit_bias": dict.fromkeys(WHITESPACE, -8.0), "frequency_penalty": 0.2}
+TABLE = [
+    job(f"{name}, {how}", GrammarSpec("json", json.dumps(schema, ensure_ascii=False)), 400, **BRIEF, **SAMPLINGS[how])
+    for name, schema in SCHEMAS.items()
+    for how in ("greedy", "sampled")
+]
+
+
+@pytest.fixture(scope="module")
+def table(bench: Bench) -> list[JobResult]:
+    return bench.answers(TABLE)
+
+
+def test_each_answer_to_a_schema_validates(bench: Bench, table: list[JobResult]) -> None:
+    for each, answer in zip(TABLE, table, strict=True):
+        assert answer.finish_reason == "stop", each.name
+        text = bench.tokenizer.decode(answer.token_ids, skip_special_tokens=True)
+        assert each.grammar is not None
+        Draft202012Validator(json.loads(each.grammar.text)).validate(json.loads(text))
+
+
+@pytest.mark.parametrize("kind", ["itself", "its tree", "ngram", "half-liar", "lying tree"])
+def test_no_drafts_change_an_answer_to_a_schema(bench: Bench, table: list[JobResult], kind: str) -> None:
+    answers = bench.answers(TABLE, kind, table)
+    assert [each.token_ids for each in answers] == [each.token_ids for each in table]
