@@ -55,6 +55,8 @@ class ToyTarget:
     It reads like the wire: messages in by `send`, messages out by `receive`, both in order.
     """
 
+    has_grammars = True
+
     def __init__(self, name: str, encode: Callable[[str], list[int]]) -> None:
         self.endpoint = f"toy://{name}"
         self.is_connected = self.is_answering = True
@@ -115,6 +117,7 @@ class ToyTarget:
             is_stopping=self.is_stopping,
             hub_state=self.hub_state,
             hub_state_s=1.5,
+            has_grammars=self.has_grammars,
         )
 
     def emit(

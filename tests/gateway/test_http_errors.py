@@ -144,7 +144,6 @@ async def test_a_bad_completion_parameter_is_a_400_that_names_it(gateway: Any, b
         ({"messages": [USER], "max_completion_tokens": 0}, "max_completion_tokens"),
         ({"messages": [USER], "max_tokens": 0}, "max_tokens"),
         ({"messages": [USER], "tools": [{"type": "function"}]}, "tools"),
-        ({"messages": [USER], "response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": [USER], "reasoning_effort": "low"}, "reasoning_effort"),
         ({"messages": [USER], "add_special_tokens": True}, "add_special_tokens"),
         ({"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[1].tool_calls"),

@@ -106,8 +106,7 @@ async def test_an_unknown_model_names_the_one_there_is_and_an_omitted_one_takes_
     [
         ("tools", [{"type": "function"}], "describe the tools in a message"),
         ("tool_choice", "required", "describe the tools in a message"),
-        ("response_format", {"type": "json_object"}, 'only {"type": "text"} is supported'),
-        ("guided_json", {}, "describe the format in a message"),
+        ("guided_json", {}, "use structured_outputs in its place"),
         ("echo", True, "put the prompt in front of it yourself"),
         ("best_of", 4, "ask for as many answers with n and logprobs"),
         ("suffix", "end", "write the text around the gap into the prompt"),

@@ -174,7 +174,7 @@ def test_each_answer_to_a_schema_validates(bench: Bench, table: list[JobResult])
         Draft202012Validator(json.loads(each.grammar.text)).validate(json.loads(text))
 
 
-@pytest.mark.parametrize("kind", ["itself", "its tree", "ngram", "half-liar", "lying tree"])
+@pytest.mark.parametrize("kind", ["its tree", "ngram", "half-liar"])
 def test_no_drafts_change_an_answer_to_a_schema(bench: Bench, table: list[JobResult], kind: str) -> None:
     answers = bench.answers(TABLE, kind, table)
     assert [each.token_ids for each in answers] == [each.token_ids for each in table]

@@ -30,6 +30,7 @@ from starspec.windows.batching import make_scheduler
 from starspec.windows.verifier import Landed, Ticket, Verifier
 from starspec.wire.messages import EngineOutput, RequestSpec
 
+NO_GRAMMARS = "this target cannot hold answers to a grammar: a model in stages cannot, nor can old versions"
 RATE_WINDOW_S = 5.0
 LANDING_WAIT_S = 0.01  # so long a step waits for verdicts; then it looks at its hub and its gateways again
 
@@ -82,6 +83,11 @@ class TargetEngine:
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def has_grammars(self) -> bool:
+        """Whether it can hold answers to grammars."""
+        return self._grammars is not None
 
     @property
     def num_running(self) -> int:
@@ -332,10 +338,7 @@ class TargetEngine:
         if spec.grammar is None:
             return None
         if self._grammars is None:
-            raise RequestError(
-                "this target cannot hold answers to a grammar: ask one whose model is in one process, or leave it out",
-                "structured_outputs",
-            )
+            raise RequestError(NO_GRAMMARS, "structured_outputs")
         return self._grammars.compile(spec.grammar)
 
     def _snapshot(self) -> ScheduleSnapshot:

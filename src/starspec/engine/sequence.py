@@ -18,7 +18,7 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import COUPLED, AcceptanceRule, Relaxation
 from starspec.stats import RequestStats
 from starspec.windows.window import Law, Verdict
-from starspec.wire.messages import EngineOutput, RequestSpec, TokenLogprob
+from starspec.wire.messages import GRAMMAR_FAILED, EngineOutput, RequestSpec, TokenLogprob
 
 
 class SequenceState(Enum):
@@ -188,7 +188,7 @@ class TargetSequence:
         if self.grammar is not None:
             self.grammar.commit(token_id)
             if self.grammar.failure:
-                return Finish("error", f"the grammar cannot be followed further: {self.grammar.failure}")
+                return Finish("error", f"{GRAMMAR_FAILED}: {self.grammar.failure}")
             is_complete = self.grammar.has_ended
         may_end = is_complete or self.num_output_tokens >= self.sampling.min_tokens
         if token_id in self._end_token_ids and may_end:

@@ -237,4 +237,5 @@ class TargetServer:
             max_num_requests=engine.max_num_requests,
             hub_state=engine.drafts.hub_state,
             hub_state_s=engine.drafts.hub_state_s,
+            has_grammars=engine.has_grammars,
         )

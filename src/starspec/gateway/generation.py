@@ -58,6 +58,7 @@ class Generation:
             there are more answers than the targets could ever hold.
         """
         self._check_size()
+        self._check_grammars()
         try:
             for choice in range(len(self._request.specs)):
                 self._place(choice)
@@ -109,6 +110,14 @@ class Generation:
                 f"{param}: the request is for {num_answers} answers, more than the {most} that the targets hold "
                 "at once, running and waiting: ask for fewer at a time",
                 param,
+            )
+
+    def _check_grammars(self) -> None:
+        if self._request.specs[0].grammar is not None and not self._router.has_grammars:
+            raise RequestError(
+                "structured_outputs: a target of this server cannot hold answers to a grammar, since its model is in"
+                " stages or its version is old",
+                "structured_outputs",
             )
 
     def _place(self, choice: int, but_not: RoutedTarget | None = None) -> None:

@@ -27,6 +27,7 @@ from starspec.policy.target_health import (
     leaves_silent_target,
 )
 from starspec.wire.messages import (
+    GRAMMAR_FAILED,
     PROTOCOL_VERSION,
     Abort,
     Ask,
@@ -309,6 +310,8 @@ def _error_of(output: EngineOutput) -> StarspecError | None:
     """The error for a last output that ended neither by stop nor by length."""
     if output.finish_reason == "abort":
         return CapacityError("the target aborted this request; it may be shutting down")
+    if output.finish_reason == "error" and str(output.stop_reason).startswith(GRAMMAR_FAILED):
+        return RequestError(str(output.stop_reason), "structured_outputs")
     if output.finish_reason == "error":
         return OurBug("the target failed on this request; its log says more")
     return None

@@ -81,6 +81,11 @@ class Router:
         return max((status.max_model_len for status in self.statuses), default=None)
 
     @property
+    def has_grammars(self) -> bool:
+        """Whether all live targets can hold answers to grammars. An old one would ignore them."""
+        return all(status.has_grammars for status in self.statuses)
+
+    @property
     def max_num_requests(self) -> int | None:
         """Requests that all targets together hold at most; None while one of them is not live or does not report it."""
         statuses = [routed.status for routed in self.targets if routed.is_live]

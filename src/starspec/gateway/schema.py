@@ -95,6 +95,8 @@ class SamplingFields(Body):
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     speculative: Annotated[bool | dict[str, Any] | None, BeforeValidator(_switch_or_object)] = None
     return_token_ids: bool | None = None
     user: str | None = None  # accepted for compatibility and not used

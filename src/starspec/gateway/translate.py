@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, get_args
 
 from starspec.config import MAX_DRAFT_TOKENS, Policy, nearest
 from starspec.errors import CapacityError, ContextTooLong, RequestError
+from starspec.gateway.answer_form import check_form, form_of
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.schema import ChatCompletionRequest, CompletionRequest, SamplingFields, TokenIds
@@ -100,6 +101,7 @@ class Translator:
             stop_token_ids=tuple(end_ids),
             logit_bias=self._logit_bias(request.logit_bias or {}),
             logprobs=num_logprobs,
+            structured_outputs=form_of(request),
             **{name: value for name, value in given.items() if value is not None},
         )
 
@@ -140,6 +142,7 @@ class Translator:
         max_model_len: int | None,
     ) -> GenerationRequest:
         self._check_prompts(prompts, params.n, param)
+        check_form(request, params.grammar)
         speculation = Speculation.of(request.speculative)
         options = _reply_options(request, params)
         if max_model_len is None:

@@ -44,12 +44,10 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "prompt_logprobs": (),
     "reasoning_effort": (),
     "repetition_detection": (),
-    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "structural_tag": (),
-    "structured_outputs": (),
     "suffix": ("",),
     "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
@@ -89,15 +87,10 @@ NO_TOOLS: Final = (
     "this server gives tools to no chat template and parses no tool calls: describe the tools in a message and parse "
     "the answer yourself, or leave this out"
 )
-NO_GRAMMAR: Final = (
-    "this server cannot constrain an answer to a format: describe the format in a message and check the answer, or "
-    "leave this out"
-)
+OLD_GUIDED: Final = 'use structured_outputs in its place, as {"json": ...}, "regex", "choice" or "grammar"'
 ADVICE: Final[Mapping[str, str]] = {
     **dict.fromkeys(("tools", "tool_choice", "functions", "function_call", "tool_calls", "tool_call_id"), NO_TOOLS),
-    **dict.fromkeys(
-        ("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"), NO_GRAMMAR
-    ),
+    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), OLD_GUIDED),
     "best_of": "ask for as many answers with n and logprobs, and choose among them yourself, or leave this out",
     "echo": "the answer comes without the prompt: put the prompt in front of it yourself, or leave this out",
     "prompt_logprobs": "only an answer's tokens have log-probabilities: ask for those with logprobs, or leave this out",
@@ -105,7 +98,6 @@ ADVICE: Final[Mapping[str, str]] = {
         "this server only continues texts: write the text around the gap into the prompt, in the form that your model "
         "was trained with, or leave this out"
     ),
-    "response_format": f'{NO_GRAMMAR}; only {{"type": "text"}} is supported',
 }
 
 log = structlog.get_logger()

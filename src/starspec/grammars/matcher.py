@@ -9,6 +9,7 @@ import torch
 from llguidance import LLMatcher
 from torch import Tensor
 
+from starspec.quoting import readable
 from starspec.speculation.tree import ROOT, DraftTree
 
 
@@ -38,7 +39,7 @@ class GrammarMatcher:
     def failure(self) -> str:
         """Why the grammar can be followed no further; empty while it can."""
         if self._matcher.is_error():
-            return self._matcher.get_error()
+            return readable(self._matcher.get_error().partition("\n")[0])
         return "the model gives no probability to a token that the grammar allows" if self._is_left else ""
 
     def allowed(self, path: Sequence[int]) -> Tensor:

@@ -27,7 +27,15 @@ from starspec.wire.messages.draft_link import (
     Verdict,
     Welcome,
 )
-from starspec.wire.messages.serving_link import Abort, EngineOutput, Rejected, RequestSpec, Submit, TokenLogprob
+from starspec.wire.messages.serving_link import (
+    GRAMMAR_FAILED,
+    Abort,
+    EngineOutput,
+    Rejected,
+    RequestSpec,
+    Submit,
+    TokenLogprob,
+)
 from starspec.wire.messages.stage_link import (
     Attach,
     Attached,
@@ -58,6 +66,7 @@ StageToStage = Traversal | Judges
 TargetToGateway = EngineOutput | Rejected | TargetStatus | Refused
 
 __all__ = [
+    "GRAMMAR_FAILED",
     "PROTOCOL_VERSION",
     "Abort",
     "Ask",

@@ -5,7 +5,7 @@ The gateway chooses each request's id. Both directions use it; it is unique for 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -15,6 +15,9 @@ from starspec.sampling.grammar import GrammarSpec
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import RequestStats
 from starspec.wire.messages.base import DraftCount, Message, RequestName, StopStrings, TokenIdList
+
+GRAMMAR_FAILED: Final = "the grammar cannot be followed"
+"""How the `stop_reason` of an answer begins that was ended for that."""
 
 
 class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):

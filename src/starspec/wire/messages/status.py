@@ -41,3 +41,4 @@ class TargetStatus(Message, frozen=True):
     max_num_requests: int | None = None  # requests that it holds at most, running and waiting; None: not reported
     hub_state: HubState | None = None  # None: it has no hub, or does not report it
     hub_state_s: Seconds = 0.0  # since when, in seconds before now
+    has_grammars: bool = False  # it can hold answers to grammars
