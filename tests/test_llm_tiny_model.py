@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from transformers import LlamaForCausalLM
 from starspec import LLM, SamplingParams
 from starspec.config import ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.engine.engine import TargetEngine
+from starspec.errors import RequestError
 from starspec.ids import RequestId
 from starspec.local_star import LocalHub
 from starspec.models.loading.load import load_runner
@@ -138,3 +141,48 @@ def test_rounds_without_drafts_cost_no_acceptance_afterwards(folder: Path) -> No
     assert token_ids == plain.outputs[0].token_ids
     assert 5 <= stats.acceptance.num_drafts < 60 / 5  # with drafts in every round it would be 60 / 5
     assert stats.acceptance.num_accepted_tokens == stats.acceptance.num_draft_tokens
+
+
+FORM = {"regex": "[a-c]{12}|[d-f]{12}"}
+
+
+@pytest.mark.parametrize("draft", ["none", "itself", "ngram"])
+def test_several_answers_of_one_form_each_end_where_it_ends(folder: Path, draft: str) -> None:
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=40, n=4, structured_outputs=FORM, ignore_eos=True)
+    (result,) = llm_of(folder, draft).generate([PROMPT], params)
+    texts = [each.text for each in result.outputs]
+    assert all(re.fullmatch(FORM["regex"], text) for text in texts)
+    assert len(set(texts)) == 4
+    assert [(each.finish_reason, each.stop_reason, len(each.token_ids)) for each in result.outputs] == [
+        ("stop", None, 12)
+    ] * 4
+
+
+def test_a_stop_string_and_a_limit_end_an_answer_before_its_form_does(folder: Path) -> None:
+    llm = llm_of(folder, "itself")
+    params = SamplingParams(temperature=0.0, max_tokens=40, structured_outputs=FORM)
+    (whole,) = llm.generate([PROMPT], params)
+    text = whole.outputs[0].text
+    (stopped,) = llm.generate([PROMPT], dataclasses.replace(params, stop=[text[3:6]]))
+    assert (stopped.outputs[0].text, stopped.outputs[0].stop_reason) == (text[: text.find(text[3:6])], text[3:6])
+    (cut,) = llm.generate([PROMPT], dataclasses.replace(params, max_tokens=5))
+    assert (cut.outputs[0].text, cut.outputs[0].finish_reason) == (text[:5], "length")
+
+
+def test_log_probabilities_are_the_models_own_without_the_grammar(folder: Path) -> None:
+    free = SamplingParams(temperature=0.0, max_tokens=1, logprobs=3)
+    plain, held = llm_of(folder).generate([PROMPT] * 2, [free, dataclasses.replace(free, structured_outputs=FORM)])
+    assert plain.outputs[0].logprobs is not None
+    assert held.outputs[0].logprobs is not None
+    (of_plain,), (of_held,) = plain.outputs[0].logprobs, held.outputs[0].logprobs
+    assert of_held.top == of_plain.top
+    assert of_held.logprob < of_plain.logprob
+
+
+def test_a_form_that_is_wrong_costs_no_other_prompt_its_answer(folder: Path) -> None:
+    llm = llm_of(folder)
+    wrong = SamplingParams(structured_outputs={"regex": "(a"})
+    with pytest.raises(RequestError, match="unclosed group"):
+        llm.generate([PROMPT, PROMPT], [SamplingParams(), wrong])
+    assert not llm.engine.has_work
+    assert llm.stats.num_finished == 0

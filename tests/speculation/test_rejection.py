@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -96,6 +98,26 @@ def test_a_draft_that_is_its_target_is_accepted_at_once() -> None:
             drafts[node] = DrawnCandidates((ids[seed % len(ids)],), ids, tuple(q[list(ids)].tolist()), WITHOUT)
         tree = DraftTree((drafts[ROOT].candidates[0], drafts[0].candidates[0]), (ROOT, 0), drafts)
         assert verify_tree(tree, logits, sampling, 0).num_accepted == 2
+
+
+class Only:
+    """A grammar that always allows the same tokens."""
+
+    def __init__(self, *token_ids: int) -> None:
+        self.token_ids = token_ids
+
+    def allowed(self, path: Sequence[int]) -> torch.Tensor:
+        return torch.tensor([token_id in self.token_ids for token_id in range(4)])
+
+
+def test_a_candidate_that_the_grammar_refuses_is_never_accepted() -> None:
+    drafts = {ROOT: DrawnCandidates((1, 2), (1, 2), (0.9, 0.1), WITHOUT)}
+    tree, logits = DraftTree((1, 2), (ROOT, ROOT), drafts), torch.zeros(3, 4)
+    firsts = [
+        verify_tree(tree, logits, SamplingSpec(seed=seed), 0, constraint=Only(2, 3)).token_ids[0] for seed in range(200)
+    ]
+    assert set(firsts) == {2, 3}
+    assert 70 < firsts.count(2) < 130, "as likely as without drafts"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log
 
 import pytest
@@ -207,6 +208,15 @@ def test_the_targets_own_token_comes_first_if_it_was_drafted_too() -> None:
 def test_no_token_changes_where_none_is_gained() -> None:
     other = DraftTree((2,), (ROOT,), tops={ROOT: TOPS[ROOT]})  # softened, the target says 1, which is no child
     assert verify_tree(other, ROWS[:2], GREEDY, 3, None, HALF) == VerifyResult((), (0,))
+
+
+class NotOne:
+    def allowed(self, path: Sequence[int]) -> torch.Tensor:
+        return torch.tensor([True, False, True])
+
+
+def test_what_the_grammar_refuses_is_not_accepted_as_nearly_equal() -> None:
+    assert verify_tree(CHAIN, ROWS, GREEDY, 3, None, HALF, NotOne()) == VerifyResult((), (0,))
 
 
 def test_cutting_a_result_keeps_the_counts_of_what_is_left() -> None:

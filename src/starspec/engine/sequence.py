@@ -167,12 +167,14 @@ class TargetSequence:
             token_ids: the accepted draft tokens and the target's own token after them.
             logprobs: one for each token, or empty if the request asks for none. Those returned have their offsets.
         Returns: the tokens that were added; fewer than given if the answer ended.
-        Effects: extends `token_ids`, `counts` and the text; sets `state` if the answer ended.
+        Effects: extends `token_ids`, `counts`, `grammar` and the text; sets `state` if the answer ended.
         """
         output = RoundOutput()
         for index, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
             output.token_ids.append(token_id)
+            if self.grammar is not None:
+                self.grammar.commit(token_id)
             offset = self._detokenizer.next_offset
             output.logprobs.extend(replace(each, text_offset=offset) for each in logprobs[index : index + 1])
             output.finish = self._finish_after(token_id)
@@ -184,12 +186,9 @@ class TargetSequence:
 
     def _finish_after(self, token_id: int) -> Finish | None:
         """Why the answer ends with this token, if it does: end token, then stop string, end of the grammar, length."""
-        is_complete = False
-        if self.grammar is not None:
-            self.grammar.commit(token_id)
-            if self.grammar.failure:
-                return Finish("error", f"{GRAMMAR_FAILED}: {self.grammar.failure}")
-            is_complete = self.grammar.has_ended
+        if self.grammar is not None and self.grammar.failure:
+            return Finish("error", f"{GRAMMAR_FAILED}: {self.grammar.failure}")
+        is_complete = self.grammar is not None and self.grammar.has_ended
         may_end = is_complete or self.num_output_tokens >= self.sampling.min_tokens
         if token_id in self._end_token_ids and may_end:
             if token_id not in self._eos_token_ids:

@@ -56,5 +56,5 @@ class Grammars:
 
         try:
             return from_tokenizer(self._tokenizer, self._vocab_size, self._eos_token_ids or None)
-        except ValueError as error:
+        except Exception as error:  # whatever its files may hold: this costs grammars only, not the target
             return f"this model's tokenizer does not say what bytes its tokens are, which a grammar needs: {error}"
