@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,11 +35,11 @@ def folder(byte_model: Path) -> Path:
     return byte_model
 
 
-def llm_of(folder: Path, draft: str = "none") -> LLM:
+def llm_of(folder: Path, draft: str = "none", **options: Any) -> LLM:
     always = {"num_speculative_tokens": 4, "length": {"policy": "fixed"}}
     drafts = {"itself": {"model": str(folder), **always}, "ngram": {"method": "ngram", **always}}
     speculative = drafts.get(draft)
-    return LLM(str(folder), speculative_config=speculative, dtype="float32", max_model_len=128)
+    return LLM(str(folder), speculative_config=speculative, dtype="float32", max_model_len=128, **options)
 
 
 @pytest.mark.parametrize("draft", ["none", "itself"])
@@ -186,3 +187,36 @@ def test_a_form_that_is_wrong_costs_no_other_prompt_its_answer(folder: Path) -> 
         llm.generate([PROMPT, PROMPT], [SamplingParams(), wrong])
     assert not llm.engine.has_work
     assert llm.stats.num_finished == 0
+
+
+@pytest.mark.parametrize("draft", ["none", "itself", "ngram"])
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_prompt_logprobs_are_those_of_transformers(folder: Path, draft: str, is_fused: bool) -> None:
+    llm = llm_of(folder, draft, prefill_chunk=20, fused=is_fused)
+    prompts = [[(7 * each) % 251 for each in range(length)] for length in (1, 2, 18, 21, 75)]
+    plain = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2)
+    asked = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2, prompt_logprobs=3)
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    answers = llm.generate(prompts, plain)
+    for prompt, result, answer in zip(prompts, llm.generate(prompts, asked), answers, strict=True):
+        with torch.no_grad():
+            rows = model(torch.tensor([prompt])).logits[0, :-1].double().log_softmax(-1)
+        first, *scored = result.prompt_logprobs or []
+        assert first is None
+        assert [each.token_id for each in scored if each] == prompt[1:]
+        for row, token_id, found in zip(rows, prompt[1:], scored, strict=True):
+            assert found is not None
+            assert found.logprob == pytest.approx(float(row[token_id]), abs=1e-5)
+            assert found.rank == 1 + int((row > row[token_id]).sum())
+            values, token_ids = row.topk(3)
+            assert [each for each, _ in found.top] == token_ids.tolist()
+            assert [each for _, each in found.top] == pytest.approx(values.tolist(), abs=1e-5)
+        assert result.outputs[0].token_ids == answer.outputs[0].token_ids
+        assert result.outputs[0].logprobs == answer.outputs[0].logprobs  # to the last bit
+        assert answer.prompt_logprobs is None
+
+
+def test_only_short_chunks_are_scored(folder: Path) -> None:
+    llm = llm_of(folder, prefill_chunk=2049)
+    with pytest.raises(RequestError, match="--prefill-chunk up to 2048"):
+        llm.generate([PROMPT], SamplingParams(prompt_logprobs=0))

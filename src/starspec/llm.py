@@ -50,7 +50,7 @@ from starspec.request_specs import check_context, request_specs
 from starspec.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from starspec.stats import TargetStats
 from starspec.windows.open import open_runner
-from starspec.wire.messages import EngineOutput, RequestSpec
+from starspec.wire.messages import EngineOutput, PromptLogprob, RequestSpec
 
 DEFAULTS = TargetConfig()
 DEFAULT_DTYPE = ModelConfig(model="").dtype
@@ -140,6 +140,7 @@ class LLM:
         several = [unwrapped(each) for each in as_list(prompts)]
         params = params_for(several, sampling_params)
         results, answers = [], dict[RequestId, CompletionOutput]()
+        scored = dict[RequestId, list[PromptLogprob | None]]()  # by the request of a prompt's first answer
         specs = []
         for prompt, each in zip(several, params, strict=True):
             token_ids = self._token_ids(prompt, add_special_tokens)
@@ -150,10 +151,12 @@ class LLM:
                 request_id = RequestId(f"llm-{next(self._request_numbers)}")
                 answers[request_id] = output
                 specs.append((request_id, spec))
+                if spec.prompt_logprobs is not None and results[-1].prompt_logprobs is None:
+                    results[-1].prompt_logprobs = scored[request_id] = [None]
         for _, spec in specs:
             self.engine.check(spec)
             self.engine.compile(spec)  # again once the request joins; here a wrong one costs no other its answer
-        self._run(specs, answers, self._use_tqdm if use_tqdm is None else use_tqdm)
+        self._run(specs, answers, scored, self._use_tqdm if use_tqdm is None else use_tqdm)
         return results
 
     def chat(
@@ -231,6 +234,7 @@ class LLM:
         self,
         specs: list[tuple[RequestId, RequestSpec]],
         answers: dict[RequestId, CompletionOutput],
+        scored: dict[RequestId, list[PromptLogprob | None]],
         is_shown: bool,
     ) -> None:
         """Submit requests whenever the engine has room. On an exception, abort the unfinished ones."""
@@ -240,6 +244,8 @@ class LLM:
 
         def take(output: EngineOutput) -> None:
             answers[output.request_id].add(output)
+            if output.request_id in scored:
+                scored[output.request_id] += output.prompt_logprobs or ()
             if output.finish_reason is not None:
                 unfinished.discard(output.request_id)
                 bar.show("answers", len(answers) - len(unfinished), len(answers))

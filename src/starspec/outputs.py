@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from starspec.stats import RequestStats
-from starspec.wire.messages import EngineOutput, TokenLogprob
+from starspec.wire.messages import EngineOutput, PromptLogprob, TokenLogprob
 
 
 @dataclass(slots=True)
@@ -39,6 +39,7 @@ class RequestOutput:
     prompt: str | None  # None if token ids were given
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[PromptLogprob | None] | None = None  # one a token; nothing comes before the first: None
 
     @property
     def metrics(self) -> RequestStats:

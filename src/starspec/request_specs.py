@@ -34,6 +34,7 @@ def request_specs(
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             logprobs=params.logprobs,
+            prompt_logprobs=params.prompt_logprobs,
             num_draft_tokens=num_draft_tokens,
             length_policy=length_policy,
             relaxed_tau=relaxed_tau,

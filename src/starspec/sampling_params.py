@@ -18,10 +18,10 @@ from starspec.structured_outputs import StructuredOutputsParams, structured_outp
 MAX_CHOICES = 8  # n
 MAX_STOP_STRINGS = 16
 DEFAULT_MAX_TOKENS = 16
-INTEGERS = ("n", "top_k", "min_tokens", "max_tokens", "seed", "logprobs")
+INTEGERS = ("n", "top_k", "min_tokens", "max_tokens", "seed", "logprobs", "prompt_logprobs")
 REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
-OPTIONAL = ("max_tokens", "seed", "logprobs")
+OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None  # log-probabilities of this many most likely tokens, 0..20
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None  # the form of the answer; None = any
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
 
     def __post_init__(self) -> None:
         self._check_numbers(INTEGERS, Integral, "an integer")
@@ -64,8 +65,9 @@ class SamplingParams:
             raise RequestError(f"n must be 1 to {MAX_CHOICES}, got {self.n}", "n")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise RequestError(f"max_tokens must be at least 1, got {self.max_tokens}", "max_tokens")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
-            raise RequestError(f"logprobs must be 0 to {MAX_TOP_LOGPROBS}, got {self.logprobs}", "logprobs")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (number := getattr(self, name)) is not None and not 0 <= number <= MAX_TOP_LOGPROBS:
+                raise RequestError(f"{name} must be 0 to {MAX_TOP_LOGPROBS}, got {number}", name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError("min_tokens must not exceed max_tokens", "min_tokens")
         self.sampling_spec(())

@@ -30,6 +30,7 @@ from starspec.wire.messages import (
     Ask,
     EngineOutput,
     GatewayToTarget,
+    PromptLogprob,
     Rejected,
     RequestSpec,
     Submit,
@@ -176,11 +177,22 @@ class ToyTarget:
             )
             return
         self.open[request_id] = spec
+        if spec.prompt_logprobs is not None:
+            self._score(request_id, spec, spec.prompt_logprobs)
         if self.script is not None:
             parts = self.script(spec)
             for part in parts[:-1]:
                 self.emit(request_id, part)
             self.emit(request_id, parts[-1], finish="stop")
+
+    def _score(self, request_id: RequestId, spec: RequestSpec, num_top: int) -> None:
+        """Log-probabilities of the prompt, two tokens at a time. Token i has rank i + 1 and -i / 4."""
+        scored = [
+            PromptLogprob(token_id, -index / 4, index + 1, [(200 + each, -0.5 - each) for each in range(num_top)])
+            for index, token_id in enumerate(spec.prompt_token_ids)
+        ]
+        for start in range(1, len(scored), 2):
+            self._outbox.put_nowait(EngineOutput(request_id, [], "", prompt_logprobs=scored[start : start + 2]))
 
     def _logprob(self, token_id: int, offset: int, num_top: int) -> TokenLogprob:
         top = [(token_id, -0.5), *((other, -2.0 - other) for other in range(64))]

@@ -107,10 +107,9 @@ async def test_an_unknown_model_names_the_one_there_is_and_an_omitted_one_takes_
         ("tools", [{"type": "function"}], "describe the tools in a message"),
         ("tool_choice", "required", "describe the tools in a message"),
         ("guided_json", {}, "use structured_outputs in its place"),
-        ("echo", True, "put the prompt in front of it yourself"),
+        ("echo", True, "ask there"),
         ("best_of", 4, "ask for as many answers with n and logprobs"),
         ("suffix", "end", "write the text around the gap into the prompt"),
-        ("prompt_logprobs", 1, "ask for those with logprobs"),
         ("typical_p", 0.5, "leave it out"),
     ],
 )

@@ -32,6 +32,7 @@ from starspec.wire.messages import EngineOutput, RequestSpec
 
 NO_GRAMMARS = "this target cannot hold answers to a grammar: a model in stages cannot, nor can old versions"
 RATE_WINDOW_S = 5.0
+MAX_SCORED_CHUNK = 2048  # tokens; the log-probabilities of a chunk are one message
 LANDING_WAIT_S = 0.01  # so long a step waits for verdicts; then it looks at its hub and its gateways again
 
 
@@ -199,7 +200,8 @@ class TargetEngine:
         A sequence is in flight at most once, and only those that are not can be launched. While rounds are in flight,
         those are left out whose drafts may still come in time. If there is nothing to launch, wait for a landing.
 
-        Returns: the output of each sequence of the rounds that landed.
+        Returns: the output of each sequence of the rounds that landed, and of each chunk whose log-probabilities are
+            wanted.
         """
         if self._in_flight:
             self.drafts.poll()
@@ -249,7 +251,9 @@ class TargetEngine:
             launched = self._in_flight.pop(landed.ticket)
             self._at_work = launched.batch
             if isinstance(launched, LaunchedChunk):
-                self._prefills.finish(launched, landed)
+                output = self._prefills.finish(launched, landed)
+                if output is not None:
+                    self._outputs[launched.sequence.key] = output
             else:
                 self._finish_round(launched, landed)
 
@@ -313,6 +317,11 @@ class TargetEngine:
                 f"the prompt has {len(prompt)} tokens, and this model's context holds {info.max_model_len} "
                 "with at least one new token",
                 "prompt",
+            )
+        if spec.prompt_logprobs is not None and self._config.prefill_chunk > MAX_SCORED_CHUNK:
+            raise RequestError(
+                f"a target gives log-probabilities of prompts with --prefill-chunk up to {MAX_SCORED_CHUNK} only",
+                "prompt_logprobs",
             )
         if not all(0 <= token_id < info.vocab_size for token_id in prompt):
             raise RequestError(f"prompt token ids must be 0 to {info.vocab_size - 1}", "prompt")

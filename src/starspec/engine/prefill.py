@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +11,8 @@ from starspec.engine.sequence import TargetSequence
 from starspec.models.runner import Segment
 from starspec.tracing import Tracer
 from starspec.windows.verifier import Landed, Ticket, Verifier
-from starspec.windows.window import Window
+from starspec.windows.window import Scoring, Window
+from starspec.wire.messages import EngineOutput
 
 
 class LaunchedChunk(NamedTuple):
@@ -51,16 +52,18 @@ class Prefiller:
             sequence.end_prefill()
             return None
         started_s = self.clock()
-        segment = Segment(sequence.row, chunk, num_logits=0)
         layers = self.drafts.feature_layers
-        ticket = self.verifier.launch([Window(segment, None)], layers)
+        ticket = self.verifier.launch([_window(sequence, start, chunk)], layers)
         return LaunchedChunk(ticket, sequence, start, len(chunk), layers, started_s)
 
-    def finish(self, launched: LaunchedChunk, landed: Landed) -> None:
-        """Commit a chunk, unless its sequence has ended meanwhile."""
+    def finish(self, launched: LaunchedChunk, landed: Landed) -> EngineOutput | None:
+        """Commit a chunk, unless its sequence has ended meanwhile.
+
+        Returns: what the client gets of it, which are log-probabilities of its prompt; None if it wants none.
+        """
         sequence = launched.sequence
         if sequence.row is None:
-            return
+            return None
         self.verifier.cache.append(sequence.row, launched.num_tokens)
         are_wanted = launched.feature_layers == self.drafts.feature_layers  # another hub may have been found meanwhile
         if landed.features is not None and are_wanted:
@@ -69,3 +72,15 @@ class Prefiller:
             self.trace.slice("verify", "prefill", launched.started_s, self.clock(), num_tokens=launched.num_tokens)
         if launched.start + launched.num_tokens == sequence.prompt_len - 1:
             sequence.end_prefill()
+        return sequence.prompt_output(launched.start + 1, landed.scores) if landed.scores else None
+
+
+def _window(sequence: TargetSequence, start: int, chunk: Sequence[int]) -> Window:
+    """A chunk, and what the client wants to know of the tokens after each of its own."""
+    assert sequence.row is not None
+    num_top = sequence.spec.prompt_logprobs
+    if num_top is None:
+        return Window(Segment(sequence.row, chunk, num_logits=0), None)
+    segment = Segment(sequence.row, chunk, num_logits=len(chunk), is_scored=True)
+    following = sequence.token_ids[start + 1 : start + len(chunk) + 1]
+    return Window(segment, None, Scoring(following, num_top))

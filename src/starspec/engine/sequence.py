@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
@@ -14,11 +15,12 @@ from starspec.grammars.matcher import GrammarMatcher
 from starspec.ids import RequestId, RequestKey
 from starspec.policy.queue_turns import Sender
 from starspec.sampling.counts import TokenCounts
+from starspec.sampling.logprobs import Score
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import COUPLED, AcceptanceRule, Relaxation
 from starspec.stats import RequestStats
 from starspec.windows.window import Law, Verdict
-from starspec.wire.messages import GRAMMAR_FAILED, EngineOutput, RequestSpec, TokenLogprob
+from starspec.wire.messages import GRAMMAR_FAILED, EngineOutput, PromptLogprob, RequestSpec, TokenLogprob
 
 
 class SequenceState(Enum):
@@ -204,6 +206,13 @@ class TargetSequence:
         if is_complete:
             return Finish("stop")
         return Finish("length") if is_full else None
+
+    def prompt_output(self, start: int, scores: Sequence[Score]) -> EngineOutput:
+        """The message for the client about the prompt's tokens from `start` on, before there is any of the answer."""
+        pairs = zip(self.token_ids[start:], scores, strict=False)
+        return EngineOutput(
+            self.request_id, [], "", prompt_logprobs=[PromptLogprob(token_id, *score) for token_id, score in pairs]
+        )
 
     def output(self, added: RoundOutput) -> EngineOutput:
         """The message for the client. The last one of a request carries the statistics."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from starspec.gateway.replies import FinishReason, RequestMetrics, SpeculativeMetrics, Usage
 from starspec.stats import RequestStats
-from starspec.wire.messages import EngineOutput, TokenLogprob
+from starspec.wire.messages import EngineOutput, PromptLogprob, TokenLogprob
 
 
 @dataclass(slots=True)
@@ -16,6 +16,8 @@ class Answer:
 
     index: int
     prompt_token_ids: list[int]
+    prompt_text: str = ""  # to be echoed
+    prompt_logprobs: list[PromptLogprob] = field(default_factory=list)  # of all its tokens but the first
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -32,9 +34,11 @@ class Answer:
     def num_entries(self) -> int:
         """About how many values a reply has for this answer: its tokens, and what is told of each."""
         per_token = 1 + (len(self.logprobs[0].top) + 1 if self.logprobs else 0)
-        return len(self.prompt_token_ids) + len(self.token_ids) * per_token
+        per_prompt_token = 1 + (len(self.prompt_logprobs[0].top) + 1 if self.prompt_logprobs else 0)
+        return len(self.prompt_token_ids) * per_prompt_token + len(self.token_ids) * per_token
 
     def add(self, output: EngineOutput) -> None:
+        self.prompt_logprobs.extend(output.prompt_logprobs or ())
         self.text += output.text
         self.token_ids.extend(output.token_ids)
         self.logprobs.extend(output.logprobs or ())

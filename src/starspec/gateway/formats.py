@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from starspec.gateway.answers import Answer, finish_reason_of
 from starspec.gateway.generation_request import ReplyOptions
@@ -16,12 +17,21 @@ from starspec.gateway.replies import (
     ChatChoice,
     ChatDeltaChoice,
     CompletionChoice,
+    CompletionLogprobs,
     Delta,
+    PromptLogprobs,
     Reply,
     RequestMetrics,
     Usage,
 )
-from starspec.gateway.token_text import TokenText, chat_logprobs, completion_logprobs
+from starspec.gateway.token_text import (
+    TokenText,
+    chat_logprobs,
+    completion_logprobs,
+    echoed_logprobs,
+    joined,
+    vllm_logprobs,
+)
 from starspec.wire.messages import EngineOutput, TokenLogprob
 
 
@@ -43,6 +53,10 @@ class ReplyFormat(Protocol):
         """The choice for a finished answer."""
         ...
 
+    def prompt_logprobs(self, answer: Answer) -> PromptLogprobs | UnsetType:
+        """Those that the reply has, rather than each of its choices."""
+        ...
+
 
 class CompletionFormat:
     """`/v1/completions`."""
@@ -54,15 +68,21 @@ class CompletionFormat:
         self._tokens = tokens
         self._unsent: dict[int, list[TokenLogprob]] = {}  # answer -> those of tokens whose text is still held back
 
-    def opening(self, answer: Answer) -> AnyChoice | None:  # noqa: ARG002 (the format has none)
-        return None
+    def opening(self, answer: Answer) -> AnyChoice | None:
+        """The prompt, if it is to be echoed."""
+        if not self._options.echo:
+            return None
+        logprobs = None
+        if self._options.num_top_logprobs is not None:
+            logprobs = self._of_prompt(answer)
+        return CompletionChoice(index=answer.index, text=answer.prompt_text, logprobs=logprobs)
 
     def part(self, answer: Answer, output: EngineOutput) -> AnyChoice | None:
         if _is_empty_chunk(output, self._options):
             return None
         logprobs = None
         if self._options.num_top_logprobs is not None:
-            logprobs = completion_logprobs(self._sendable(answer, output), self._tokens, answer.text)
+            logprobs = self._of_answer(self._sendable(answer, output), answer)
         return CompletionChoice(
             index=answer.index,
             text=output.text,
@@ -76,16 +96,31 @@ class CompletionFormat:
     def whole(self, answer: Answer) -> AnyChoice:
         logprobs = None
         if self._options.num_top_logprobs is not None:
-            logprobs = completion_logprobs(answer.logprobs, self._tokens, answer.text)
+            logprobs = self._of_answer(answer.logprobs, answer)
+            if self._options.echo:
+                logprobs = joined(self._of_prompt(answer), logprobs)
         return CompletionChoice(
             index=answer.index,
-            text=answer.text,
+            text=answer.prompt_text + answer.text,
             logprobs=logprobs,
+            prompt_logprobs=_prompt_logprobs(answer, self._options, self._tokens),
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
             token_ids=_token_ids(answer.token_ids, self._options),
             prompt_token_ids=_token_ids(answer.prompt_token_ids, self._options),
         )
+
+    def _of_prompt(self, answer: Answer) -> CompletionLogprobs:
+        num_top = self._options.num_top_logprobs or 0
+        return echoed_logprobs(
+            answer.prompt_token_ids, answer.prompt_logprobs, self._tokens, answer.prompt_text, num_top
+        )
+
+    def _of_answer(self, entries: list[TokenLogprob], answer: Answer) -> CompletionLogprobs:
+        return completion_logprobs(entries, self._tokens, answer.text, len(answer.prompt_text))
+
+    def prompt_logprobs(self, answer: Answer) -> PromptLogprobs | UnsetType:  # noqa: ARG002 (each choice has its own)
+        return UNSET
 
     def _sendable(self, answer: Answer, output: EngineOutput) -> list[TokenLogprob]:
         """Those whose text has been sent, and all at the end. The offsets of others change if a stop cuts the text."""
@@ -143,6 +178,9 @@ class ChatFormat:
             prompt_token_ids=_token_ids(answer.prompt_token_ids, self._options),
         )
 
+    def prompt_logprobs(self, answer: Answer) -> PromptLogprobs | UnsetType:
+        return _prompt_logprobs(answer, self._options, self._tokens)
+
 
 class ReplyBuilder:
     """Builds the reply, or the chunks of the stream, with the fields that they share."""
@@ -163,9 +201,9 @@ class ReplyBuilder:
         return self._reply(self.reply_format.chunk_object, choices, usage, metrics)
 
     def whole(self, answers: Sequence[Answer], usage: Usage, metrics: RequestMetrics) -> Reply:
-        return self._reply(
-            self.reply_format.whole_object, [self.reply_format.whole(answer) for answer in answers], usage, metrics
-        )
+        choices = [self.reply_format.whole(answer) for answer in answers]
+        reply = self._reply(self.reply_format.whole_object, choices, usage, metrics)
+        return replace(reply, prompt_logprobs=self.reply_format.prompt_logprobs(answers[0]))
 
     def _reply(
         self,
@@ -190,6 +228,12 @@ def _is_empty_chunk(output: EngineOutput, options: ReplyOptions) -> bool:
     """Tokens without text, such as special ones, make no chunk unless the client asked for token ids or logprobs."""
     wants_tokens = options.num_top_logprobs is not None or options.has_token_ids
     return not output.text and output.finish_reason is None and not wants_tokens
+
+
+def _prompt_logprobs(answer: Answer, options: ReplyOptions, tokens: TokenText) -> PromptLogprobs | UnsetType:
+    if options.num_prompt_logprobs is None:
+        return UNSET
+    return [None, *(vllm_logprobs(each, tokens, options.num_prompt_logprobs) for each in answer.prompt_logprobs)]
 
 
 def _token_ids(token_ids: list[int], options: ReplyOptions) -> list[int] | UnsetType:

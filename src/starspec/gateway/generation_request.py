@@ -15,6 +15,9 @@ class ReplyOptions:
     include_usage: bool = False  # a stream ends with one more chunk, which has the usage
     continuous_usage: bool = False  # every chunk has the usage so far
     num_top_logprobs: int | None = None  # None: no log-probabilities
+    num_prompt_logprobs: int | None = None  # as before, of the prompt, in vLLM's form; None: none
+    echo: bool = False  # the text begins with the prompt, and its log-probabilities with those of the prompt
+    has_answer: bool = True  # false: only the prompt is echoed
     has_token_ids: bool = False
 
 
@@ -25,6 +28,7 @@ class GenerationRequest:
     specs: tuple[RequestSpec, ...]
     num_prompts: int
     prompt_param: str  # what the client calls the prompt
+    prompt_texts: tuple[str, ...] = ()  # of the prompts, if they are to be echoed
     options: ReplyOptions
 
     @property
@@ -32,3 +36,7 @@ class GenerationRequest:
         """Tokens of all prompts. Each prompt counts once, however many answers it has."""
         per_prompt = len(self.specs) // self.num_prompts
         return sum(len(spec.prompt_token_ids) for spec in self.specs[::per_prompt])
+
+    def prompt_text(self, choice: int) -> str:
+        """What to echo in front of an answer."""
+        return self.prompt_texts[choice * self.num_prompts // len(self.specs)] if self.prompt_texts else ""

@@ -59,8 +59,8 @@ class ChatLogprobs(Struct, frozen=True):
 
 class CompletionLogprobs(Struct, frozen=True):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[Raw]  # each an object, token -> log-probability
+    token_logprobs: list[float | None]  # null: the first token of a prompt, which nothing comes before
+    top_logprobs: list[Raw | None]  # each an object, token -> log-probability
     text_offset: list[int]
 
 
@@ -77,6 +77,19 @@ class Choice(Struct, frozen=True, kw_only=True):
 class CompletionChoice(Choice, frozen=True, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class PromptTokenLogprob(Struct, frozen=True):
+    """vLLM's, of one token of a prompt or of a likely one in its place."""
+
+    logprob: float
+    rank: int  # 1 = the likeliest
+    decoded_token: str
+
+
+PromptLogprobs = list[Raw | None]
+"""One object a token, token id -> PromptTokenLogprob; null for the first, which nothing comes before."""
 
 
 class AssistantMessage(Struct, frozen=True):
@@ -113,4 +126,5 @@ class Reply(Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[AnyChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # of a chat, whose prompt all choices share
     metrics: RequestMetrics | UnsetType = UNSET

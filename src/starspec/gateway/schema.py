@@ -99,12 +99,15 @@ class SamplingFields(Body):
     structured_outputs: dict[str, Any] | None = None
     speculative: Annotated[bool | dict[str, Any] | None, BeforeValidator(_switch_or_object)] = None
     return_token_ids: bool | None = None
+    prompt_logprobs: Count | None = None
     user: str | None = None  # accepted for compatibility and not used
 
 
 class CompletionRequest(SamplingFields):
     prompt: Text | Annotated[list[Text], Prompts] | TokenIds | Annotated[list[TokenIds], Prompts]
     logprobs: Count | None = None
+    echo: bool | None = None
+    max_tokens: Annotated[int, Field(le=MAX_COUNT)] | None = None  # at least 1; with echo, 0 = only the prompt
     add_special_tokens: bool | None = None
 
 

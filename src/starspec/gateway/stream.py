@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -22,6 +23,7 @@ from starspec.gateway.http_errors import HttpError, http_error_of
 from starspec.gateway.metrics import RequestTimer
 from starspec.gateway.replies import Reply, RequestMetrics, Usage
 from starspec.gateway.retry_after import RetryAfter
+from starspec.wire.messages import EngineOutput
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
@@ -104,7 +106,7 @@ class Delivery:
         self.generation = generation
         self._builder = builder
         self.timer = timer
-        self._answers = [Answer(index, spec.prompt_token_ids) for index, spec in enumerate(request.specs)]
+        self._answers = [self._new_answer(choice) for choice in range(len(request.specs))]
 
     async def whole(self) -> bytes:
         """Wait for every answer, and write the reply as JSON. Raises: StarspecError if one was refused or aborted."""
@@ -135,23 +137,32 @@ class Delivery:
         yield DONE
 
     async def _next(self, timeout_s: float | None) -> tuple[Progress, bool] | None:
-        """The next progress, added to its answer, and whether it is the answer's first; None after `timeout_s`."""
+        """The next progress, added to its answer, and whether it is the answer's first.
+
+        Returns: None after `timeout_s`, or if it was about the prompt.
+        """
         progress = await self.generation.next(timeout_s)
         if progress is None:
             return None
-        self.timer.progress(self._request.num_prompt_tokens)
+        if not self._request.options.has_answer:
+            progress = progress._replace(output=_without_answer(progress.output))
         if progress.starts_anew:
-            lost = self._answers[progress.choice]
-            self._answers[progress.choice] = Answer(lost.index, lost.prompt_token_ids)
+            self._answers[progress.choice] = self._new_answer(progress.choice)
         answer = self._answers[progress.choice]
         is_first = answer.is_empty
         answer.add(progress.output)
+        if progress.output.prompt_logprobs is not None:
+            return None
+        self.timer.progress(self._request.num_prompt_tokens)
         if progress.output.finish_reason is not None:
             self.retry_after.finish()
         if self.generation.is_finished:
             self.timer.finish()
             self._note_finished(self.generation.target_name, self._request.num_prompt_tokens, self._answers)
         return progress, is_first
+
+    def _new_answer(self, choice: int) -> Answer:
+        return Answer(choice, self._request.specs[choice].prompt_token_ids, self._request.prompt_text(choice))
 
     def _chunks(self, update: tuple[Progress, bool]) -> list[Reply]:
         (choice, output, _), is_first = update
@@ -223,6 +234,12 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": error_event(fault) + DONE, "more_body": False})
         else:
             await fault.response()(scope, receive, send)
+
+
+def _without_answer(output: EngineOutput) -> EngineOutput:
+    """The output for a client that wants its prompt only. A target generates at least one token."""
+    reason = None if output.finish_reason is None else "length"
+    return replace(output, token_ids=[], text="", logprobs=None, finish_reason=reason, stop_reason=None)
 
 
 def event_of(reply: Reply) -> bytes:

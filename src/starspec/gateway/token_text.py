@@ -12,8 +12,14 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from starspec.gateway.replies import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenAlternative
-from starspec.wire.messages import TokenLogprob
+from starspec.gateway.replies import (
+    ChatLogprobs,
+    ChatTokenLogprob,
+    CompletionLogprobs,
+    PromptTokenLogprob,
+    TokenAlternative,
+)
+from starspec.wire.messages import PromptLogprob, TokenLogprob
 
 BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")  # byte fallback of SentencePiece-like vocabularies
 BROKEN: Final = "\ufffd"  # in a text: bytes that are no character
@@ -79,19 +85,76 @@ def chat_logprobs(entries: Sequence[TokenLogprob], tokens: TokenText, num_top: i
     )
 
 
-def completion_logprobs(entries: Sequence[TokenLogprob], tokens: TokenText, text: str) -> CompletionLogprobs:
+def completion_logprobs(
+    entries: Sequence[TokenLogprob], tokens: TokenText, text: str, start: int = 0
+) -> CompletionLogprobs:
     """Parallel lists. `top_logprobs` always includes the generated token, as in OpenAI's API.
 
     Args:
         text: the answer's text so far. A token that a stop string cut off has its offset at the end.
+        start: characters in front of the answer, which offsets count.
     """
     texts = [tokens.text_of(entry.token_id) for entry in entries]
-    offsets = _offsets(entries, tokens, text)
-    top = [
-        _written({tokens.text_of(token_id): lp for token_id, lp in entry.top} | {text: entry.logprob})
-        for entry, text in zip(entries, texts, strict=True)
-    ]
-    return CompletionLogprobs(texts, [entry.logprob for entry in entries], top, offsets)
+    offsets = [start + offset for offset in _offsets(entries, tokens, text)]
+    top = [_top(text, entry.logprob, entry.top, tokens) for entry, text in zip(entries, texts, strict=True)]
+    return CompletionLogprobs(texts, [entry.logprob for entry in entries], [*top], offsets)
+
+
+def echoed_logprobs(
+    token_ids: Sequence[int], entries: Sequence[PromptLogprob], tokens: TokenText, text: str, num_top: int
+) -> CompletionLogprobs:
+    """As `completion_logprobs`, of a prompt, whose first token has none.
+
+    Args:
+        token_ids: of the prompt.
+        entries: of all but the first.
+        text: of the prompt.
+    """
+    texts = [tokens.text_of(token_id) for token_id in token_ids]
+    top = [_top(text, each.logprob, each.top[:num_top], tokens) for each, text in zip(entries, texts[1:], strict=True)]
+    offsets = _spelled_at([tokens.bytes_of(token_id) for token_id in token_ids], text)
+    return CompletionLogprobs(texts, [None, *(each.logprob for each in entries)], [None, *top], offsets)
+
+
+def joined(first: CompletionLogprobs, then: CompletionLogprobs) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        first.tokens + then.tokens,
+        first.token_logprobs + then.token_logprobs,
+        first.top_logprobs + then.top_logprobs,
+        first.text_offset + then.text_offset,
+    )
+
+
+def vllm_logprobs(entry: PromptLogprob, tokens: TokenText, num_top: int) -> Raw:
+    """One of vLLM's `prompt_logprobs`: the prompt's token and the likeliest ones, by token id."""
+    likely = {
+        str(token_id): PromptTokenLogprob(logprob, place, tokens.text_of(token_id))
+        for place, (token_id, logprob) in enumerate(entry.top[:num_top], 1)
+    }
+    own = PromptTokenLogprob(entry.logprob, entry.rank, tokens.text_of(entry.token_id))
+    return _written({str(entry.token_id): own} | likely | {str(entry.token_id): own})
+
+
+def _top(token: str, logprob: float, top: Sequence[tuple[int, float]], tokens: TokenText) -> Raw:
+    return _written({tokens.text_of(token_id): lp for token_id, lp in top} | {token: logprob})
+
+
+def _spelled_at(pieces: Sequence[bytes], text: str) -> list[int]:
+    """The characters of a prompt in which its tokens begin.
+
+    A token that the text does not spell, such as a BOS token or what a tokenizer has normalized, has no length.
+    """
+    spelled = text.encode()
+    chars = [*accumulate((byte & 0xC0 != 0x80 for byte in spelled), initial=0)]  # [byte] -> characters begun before it
+    offsets, at = [], 0
+    for piece in pieces:
+        begun = chars[at] if at == len(spelled) or spelled[at] & 0xC0 != 0x80 else chars[at] - 1
+        offsets.append(begun)
+        for form in (piece, piece.removeprefix(b" ")):  # some tokenizers put a space in front
+            if spelled.startswith(form, at):
+                at += len(form)
+                break
+    return offsets
 
 
 def _offsets(entries: Sequence[TokenLogprob], tokens: TokenText, text: str) -> list[int]:
@@ -142,7 +205,7 @@ def _is_whole(piece: bytes) -> bool:
     return True
 
 
-def _written(part: ChatTokenLogprob | dict[str, float]) -> Raw:
+def _written(part: ChatTokenLogprob | dict[str, float] | dict[str, PromptTokenLogprob]) -> Raw:
     """The JSON of a part. A long reply is written part by part: one call would keep all other threads waiting."""
     return Raw(msgspec.json.encode(part))
 

@@ -44,12 +44,21 @@ class Translator:
         """
         refuse_unsupported(request.model_extra, CompletionRequest.model_fields)
         limit = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-        params = self._params(request, limit, request.logprobs)
-        prompts = await self._prompts(request, max_model_len)
+        is_only_prompt = bool(request.echo) and limit == 0
+        if limit < 1 and not is_only_prompt:
+            raise RequestError("max_tokens: must be at least 1", "max_tokens")
+        params = self._params(request, 1 if is_only_prompt else limit, request.logprobs)
+        given = _several(request.prompt)
+        prompts = await self._prompts(request, given, max_model_len)
         limit_param = "max_tokens" if request.max_tokens is not None else None
-        return await self._codec.run(
+        made = await self._codec.run(
             self._generation_request, request, params, prompts, "prompt", limit_param, max_model_len
         )
+        if not request.echo:
+            return made
+        texts = [each if isinstance(each, str) else await self._codec.decode(each) for each in given]
+        options = replace(made.options, echo=True, has_answer=not is_only_prompt)
+        return replace(made, options=options, prompt_texts=tuple(texts))
 
     async def chat(self, request: ChatCompletionRequest, max_model_len: int | None) -> GenerationRequest:
         """As `completion`."""
@@ -102,6 +111,7 @@ class Translator:
             logit_bias=self._logit_bias(request.logit_bias or {}),
             logprobs=num_logprobs,
             structured_outputs=form_of(request),
+            prompt_logprobs=_num_prompt_logprobs(request, num_logprobs),
             **{name: value for name, value in given.items() if value is not None},
         )
 
@@ -113,16 +123,11 @@ class Translator:
         self._codec.check_ids(list(bias), "logit_bias")
         return bias
 
-    async def _prompts(self, request: CompletionRequest, max_model_len: int | None) -> list[TokenIds]:
-        """Each prompt as token ids; a bare string or list of ids is one prompt."""
+    async def _prompts(
+        self, request: CompletionRequest, given: Sequence[str | TokenIds], max_model_len: int | None
+    ) -> list[TokenIds]:
+        """Each prompt as token ids."""
         adds_special = request.add_special_tokens is not False
-        match request.prompt:
-            case str(text):
-                given: Sequence[str | TokenIds] = [text]
-            case [int(), *_]:
-                given = [request.prompt]  # type: ignore[list-item]  # pydantic has checked that all are ids
-            case several:
-                given = several  # type: ignore[assignment]
         if not given or not all(given):
             raise RequestError("prompt is empty", "prompt")
         return [
@@ -170,6 +175,12 @@ class Translator:
                 "that one request may have: ask for fewer answers at a time",
                 param,
             )
+
+
+def _several(prompt: Any) -> Sequence[str | TokenIds]:
+    """The prompts of a completion request, whose types are checked; a bare string or list of ids is one prompt."""
+    is_one = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+    return [prompt] if is_one else prompt
 
 
 def _check_room(
@@ -255,16 +266,26 @@ def _within(params: SamplingParams, room: int) -> SamplingParams:
     return replace(params, max_tokens=room)
 
 
+def _num_prompt_logprobs(request: SamplingFields, num_logprobs: int | None) -> int | None:
+    """What the target is asked for: an echo has log-probabilities of the prompt, too."""
+    is_echoed = isinstance(request, CompletionRequest) and bool(request.echo)
+    wanted = [each for each in (request.prompt_logprobs, num_logprobs if is_echoed else None) if each is not None]
+    return max(wanted, default=None)
+
+
 def _reply_options(request: SamplingFields, params: SamplingParams) -> ReplyOptions:
     options = request.stream_options
     if options is not None and not request.stream:
         raise RequestError("stream_options needs stream to be true", "stream_options")
+    if request.prompt_logprobs is not None and request.stream:
+        raise RequestError("prompt_logprobs come with a whole answer: leave stream out", "prompt_logprobs")
     include_usage = bool(options and options.include_usage)
     return ReplyOptions(
         is_stream=bool(request.stream),
         include_usage=include_usage,
         continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
         num_top_logprobs=params.logprobs,
+        num_prompt_logprobs=request.prompt_logprobs,
         has_token_ids=bool(request.return_token_ids),
     )
 

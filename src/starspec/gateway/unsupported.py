@@ -41,7 +41,6 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "prediction": (),
     "priority": (0,),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "reasoning_effort": (),
     "repetition_detection": (),
     "return_tokens_as_token_ids": (False,),
@@ -92,8 +91,7 @@ ADVICE: Final[Mapping[str, str]] = {
     **dict.fromkeys(("tools", "tool_choice", "functions", "function_call", "tool_calls", "tool_call_id"), NO_TOOLS),
     **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), OLD_GUIDED),
     "best_of": "ask for as many answers with n and logprobs, and choose among them yourself, or leave this out",
-    "echo": "the answer comes without the prompt: put the prompt in front of it yourself, or leave this out",
-    "prompt_logprobs": "only an answer's tokens have log-probabilities: ask for those with logprobs, or leave this out",
+    "echo": "/v1/completions can repeat its prompt, a chat cannot: leave this out, or ask there",
     "suffix": (
         "this server only continues texts: write the text around the gap into the prompt, in the form that your model "
         "was trained with, or leave this out"

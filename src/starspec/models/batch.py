@@ -19,7 +19,7 @@ from starspec.models.attention.ragged import BatchAttention, Placement, RaggedAt
 from starspec.models.loading.device import is_accelerator
 from starspec.models.runner import Segment
 
-MAX_DECODE_TOKENS: Final = 16  # a longer chain that asks for at most one row of logits is a part of a prefill
+MAX_DECODE_TOKENS: Final = 16  # a longer chain that asks for at most one row of logits, or is scored, is prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Piece:
         """Whether it is prefill: it runs alone, at any width, so its boundaries depend only on its sequence."""
         segment = self.segment
         is_long = segment.num_new > MAX_DECODE_TOKENS and segment.num_forwarded == 0
-        return is_long and segment.num_logits <= 1 and is_chain(segment.parents)
+        return is_long and (segment.num_logits <= 1 or segment.is_scored) and is_chain(segment.parents)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class Segment(NamedTuple):
     num_logits: int  # logits are returned for the last `num_logits` tokens, 0..num_new
     parents: Sequence[int] | None = None  # T entries
     num_forwarded: int = 0  # 0..T - 1
+    is_scored: bool = False  # a chunk of a prompt with logits, computed like one without
 
     @property
     def num_new(self) -> int:

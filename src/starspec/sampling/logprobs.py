@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,29 @@ class TopLogprobs(NamedTuple):
 
     logprob: float
     top: list[tuple[int, float]]  # (token id, log-probability), most likely first, lowest id among equals
+
+
+class Score(NamedTuple):
+    """How likely the model found one token of a prompt."""
+
+    logprob: float
+    rank: int  # 1 + the number of likelier tokens
+    top: list[tuple[int, float]]  # as of `TopLogprobs`
+
+
+def scores(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[Score]:
+    """Log-softmax of each row, at the token that follows in the prompt and at the `num_top` largest.
+
+    Args:
+        logits: [T, V], any float dtype and device.
+        token_ids: T.
+        num_top: as for `top_logprobs`.
+    """
+    found = []
+    for row, token_id in zip(logits, token_ids, strict=True):
+        logprob, top = top_logprobs(row, token_id, num_top)
+        found.append(Score(logprob, 1 + int((row > row[token_id]).sum()), top))
+    return found
 
 
 def top_logprobs(logits: Tensor, token_id: int, num_top: int) -> TopLogprobs:

@@ -84,9 +84,11 @@ class RemoteVerifier:
         return len(self._in_flight)
 
     def launch(self, windows: Sequence[Window], feature_layers: Sequence[int] = ()) -> Ticket:
-        """As Verifier. Raises: PeerLost if a stage is gone; ConfigError if features are wanted."""
+        """As Verifier. Raises: PeerLost if a stage is gone; ConfigError if features or scores are wanted."""
         if feature_layers:
             raise ConfigError("the stages of a target send no features: choose a draft that needs none")
+        if any(each.scoring is not None for each in windows):
+            raise ConfigError("the stages of a target send no log-probabilities of prompts")
         self._check_alive()
         for each in windows:
             self.cache.check_fits(each.segment.row, len(each.segment.token_ids))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from starspec.config import BatchingMethod
 from starspec.models.runner import BatchRunner
+from starspec.sampling.logprobs import scores
 from starspec.windows.batching import PARTS
 from starspec.windows.judging import Judging, judge
 from starspec.windows.verifier import Landed, Ticket
@@ -36,7 +37,9 @@ class LocalVerifier:
         output = self.runner.forward([each.segment for each in windows], feature_layers)
         ticket = Ticket(next(self._tickets))
         if windows[0].judge is None:
-            landed = Landed(ticket, [], output.features)
+            scoring = windows[0].scoring
+            found = scores(output.logits, *scoring) if scoring is not None else ()
+            landed = Landed(ticket, [], output.features, found)
         else:
             landed = Landed(ticket, self._judge(windows, output, self._commits_evenly), None)
         self._landed.append(landed)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from starspec.cache.kv_cache import KVCache
 from starspec.models.runner import ModelInfo
+from starspec.sampling.logprobs import Score
 from starspec.windows.window import Verdict, Window
 
 Ticket = NewType("Ticket", int)
@@ -21,6 +22,7 @@ class Landed(NamedTuple):
     ticket: Ticket
     verdicts: list[Verdict]  # one for each judge
     features: Tensor | None  # [tokens, F], of a chunk; None = none are wanted. Those of other windows are in verdicts
+    scores: Sequence[Score] = ()  # of the tokens after a chunk's, if they are wanted
 
 
 class Verifier(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,11 +37,19 @@ class Judge(NamedTuple):
     constraint: Constraint | None = None  # the grammar behind exactly those tokens; None = any text
 
 
+class Scoring(NamedTuple):
+    """What is wanted of a chunk's logits: the log-probabilities of the tokens that the prompt goes on with."""
+
+    token_ids: Sequence[int]  # the prompt's token after each of the chunk's
+    num_top: int  # most likely tokens at each position
+
+
 class Window(NamedTuple):
     """New tokens of one sequence: a root with the draft nodes below it, or a chunk of a prompt."""
 
     segment: Segment
     judge: Judge | None  # None: a chunk of a prompt, about which nothing is decided
+    scoring: Scoring | None = None  # of a chunk; None = nobody asks for log-probabilities of the prompt
 
 
 class Verdict(NamedTuple):

@@ -48,6 +48,7 @@ INSIDE: Final = (  # types of fields of messages
     messages.Top,
     messages.RequestSpec,
     messages.TokenLogprob,
+    messages.PromptLogprob,
     messages.RowChange,
     messages.WindowHead,
     messages.JudgeOf,

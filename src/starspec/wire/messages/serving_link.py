@@ -30,6 +30,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None  # as `logprobs`, of the prompt
     num_draft_tokens: DraftCount | None = None  # depth of the proposals; None: the target chooses; 0: no drafts
     length_policy: Policy | None = None  # how deep proposals are; None: the target's own policy
     relaxed_tau: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0  # of relaxed verification, which is lossy; 0: strict
@@ -58,11 +59,21 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     text_offset: Annotated[int, Meta(ge=0)] = 0  # characters of the answer before this token's; a stop may cut later
 
 
-class EngineOutput(Message, frozen=True):
-    """target -> gateway: what one round added to a request.
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """The target's log-probability of one token of a prompt, and of the most likely tokens at that position."""
 
-    `text` contains only whole characters that cannot become part of a stop string. The last output of a request has
-    `finish_reason` and the request's statistics.
+    token_id: int
+    logprob: float
+    rank: int  # 1 + the number of likelier tokens
+    top: list[tuple[int, float]]  # (token id, log-probability), most likely first
+
+
+class EngineOutput(Message, frozen=True):
+    """target -> gateway: what one round, or one chunk of the prompt, added to a request.
+
+    An output has tokens, or else log-probabilities of the prompt: all of its tokens but the first, in order, which come
+    before the answer. `text` contains only whole characters that cannot become part of a stop string. The last output
+    of a request has `finish_reason` and the request's statistics.
     """
 
     request_id: RequestName
@@ -72,6 +83,7 @@ class EngineOutput(Message, frozen=True):
     finish_reason: Literal["stop", "length", "abort", "error"] | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended the answer
     stats: RequestStats | None = None
+    prompt_logprobs: list[PromptLogprob] | None = None
 
 
 class Rejected(Message, frozen=True):
