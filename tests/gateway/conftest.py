@@ -64,6 +64,7 @@ class ToyTarget:
         self.script: Callable[[RequestSpec], list[str]] | None = lambda spec: ["Hel", "lo, ", "wörld"]
         self.refusal: Rejected | None = None
         self.num_busy = 0  # requests of others
+        self.max_model_len = MAX_MODEL_LEN
         self.max_num_requests = 256
         self.is_stopping = False
         self.hub_state: HubState | None = None
@@ -107,7 +108,7 @@ class ToyTarget:
         return TargetStatus(
             target_id=self._name,
             model="toy",
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=self.max_model_len,
             num_running=running,
             num_waiting=0,
             num_rows=8,
@@ -315,7 +316,7 @@ async def start_gateway(model_folder: Path, make_target: Callable[[str], ToyTarg
             **config: Any,
         ) -> RunningGateway:
             targets = [make_target(f"t{index}") for index in range(num_targets)]
-            settings = GatewayConfig(port=0, model=str(model_folder), **config)
+            settings = GatewayConfig(**{"port": 0, "model": str(model_folder)} | config)
             server = GatewayServer(settings, lambda: Connections(targets, fetch_hub_status, close_hub))
             serving = asyncio.create_task(server.serve())
             stack.push_async_callback(asyncio.wait_for, serving, PATIENCE_S)

@@ -104,8 +104,7 @@ async def test_an_unknown_model_names_the_one_there_is_and_an_omitted_one_takes_
 @pytest.mark.parametrize(
     ("name", "value", "advice"),
     [
-        ("tools", [{"type": "function"}], "describe the tools in a message"),
-        ("tool_choice", "required", "describe the tools in a message"),
+        ("functions", [{"name": "f"}], "chats take tools and tool_choice"),
         ("guided_json", {}, "use structured_outputs in its place"),
         ("echo", True, "ask there"),
         ("best_of", 4, "ask for as many answers with n and logprobs"),

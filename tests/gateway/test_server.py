@@ -120,7 +120,8 @@ async def test_tokenize_shows_what_the_chat_template_makes(gateway: Any, tokeniz
 
 async def test_tokenize_refuses_what_it_would_have_to_leave_out(gateway: Any) -> None:
     messages = [{"role": "user", "content": "hi"}]
-    reply = await gateway.post("/tokenize", messages=messages, tools=[{"type": "function"}])
+    tool = {"type": "function", "function": {"name": "f"}}
+    reply = await gateway.post("/tokenize", messages=messages, tools=[tool])
     assert reply.json()["error"]["param"] == "tools"
 
 

@@ -188,6 +188,7 @@ class Routes:
             return await self._services.codec.encode(body.prompt, "prompt", length, add_special_tokens=adds_special)
         chat = ChatPrompt.model_construct(  # checked already
             messages=body.messages or [],
+            tools=body.tools,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             chat_template_kwargs=body.chat_template_kwargs,

@@ -30,11 +30,17 @@ class ChatTemplate:
         self._clock = clock
 
     def render(
-        self, messages: Sequence[Mapping[str, str]], opens: bool, continues: bool, extra: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        opens: bool,
+        continues: bool,
+        extra: Mapping[str, Any],
     ) -> str:
         """The text of a conversation.
 
         Args:
+            tools: that the model is told of; None = none.
             opens: the text ends where the assistant's next message begins.
             continues: the text ends within the last message.
             extra: further variables of the template.
@@ -46,6 +52,7 @@ class ChatTemplate:
                 self._within_limit(
                     lambda: render(
                         list(messages),
+                        tools=tools,
                         tokenize=False,
                         add_generation_prompt=opens,
                         continue_final_message=continues,
@@ -56,7 +63,8 @@ class ChatTemplate:
         except RequestError:
             raise
         except RecursionError as error:  # messages are flat
-            raise RequestError("chat_template_kwargs are nested too deeply", "chat_template_kwargs") from error
+            param = "tools" if tools else "chat_template_kwargs"
+            raise RequestError(f"{param} are nested too deeply", param) from error
         except Exception as error:
             why = shortened(str(error)) or type(error).__name__
             raise RequestError(f"the chat template refused the messages: {why}", "messages") from error

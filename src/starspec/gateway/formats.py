@@ -10,10 +10,10 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from starspec.gateway.answers import Answer, finish_reason_of
+from starspec.gateway.chat_text import ChatText
 from starspec.gateway.generation_request import ReplyOptions
 from starspec.gateway.replies import (
     AnyChoice,
-    AssistantMessage,
     ChatChoice,
     ChatDeltaChoice,
     CompletionChoice,
@@ -78,7 +78,7 @@ class CompletionFormat:
         return CompletionChoice(index=answer.index, text=answer.prompt_text, logprobs=logprobs)
 
     def part(self, answer: Answer, output: EngineOutput) -> AnyChoice | None:
-        if _is_empty_chunk(output, self._options):
+        if not output.text and _may_be_left_out(output, self._options):
             return None
         logprobs = None
         if self._options.num_top_logprobs is not None:
@@ -141,25 +141,28 @@ class ChatFormat:
     def __init__(self, options: ReplyOptions, tokens: TokenText) -> None:
         self._options = options
         self._tokens = tokens
+        self._streams: dict[int, ChatText] = {}  # by answer
 
     def opening(self, answer: Answer) -> AnyChoice | None:
         return ChatDeltaChoice(
             index=answer.index,
-            delta=Delta("assistant", ""),
+            delta=Delta("assistant", "" if self._options.tool_use is None else UNSET),
             prompt_token_ids=_token_ids(answer.prompt_token_ids, self._options),
         )
 
     def part(self, answer: Answer, output: EngineOutput) -> AnyChoice | None:
-        if _is_empty_chunk(output, self._options):
+        text = self._streams.setdefault(answer.index, ChatText(self._options))
+        delta = text.delta(output.text, is_last=output.finish_reason is not None)
+        if delta == Delta() and _may_be_left_out(output, self._options):
             return None
         logprobs = None
         if self._options.num_top_logprobs is not None:
             logprobs = chat_logprobs(output.logprobs or [], self._tokens, self._options.num_top_logprobs)
         return ChatDeltaChoice(
             index=answer.index,
-            delta=Delta(content=output.text) if output.text else Delta(),
+            delta=delta,
             logprobs=logprobs,
-            finish_reason=finish_reason_of(output),
+            finish_reason=text.reason(finish_reason_of(output)),
             stop_reason=output.stop_reason,
             token_ids=_token_ids(output.token_ids, self._options),
         )
@@ -168,11 +171,12 @@ class ChatFormat:
         logprobs = None
         if self._options.num_top_logprobs is not None:
             logprobs = chat_logprobs(answer.logprobs, self._tokens, self._options.num_top_logprobs)
+        text = ChatText(self._options)
         return ChatChoice(
             index=answer.index,
-            message=AssistantMessage(answer.text),
+            message=text.message(answer.text),
             logprobs=logprobs,
-            finish_reason=answer.finish_reason,
+            finish_reason=text.reason(answer.finish_reason),
             stop_reason=answer.stop_reason,
             token_ids=_token_ids(answer.token_ids, self._options),
             prompt_token_ids=_token_ids(answer.prompt_token_ids, self._options),
@@ -224,10 +228,10 @@ class ReplyBuilder:
         )
 
 
-def _is_empty_chunk(output: EngineOutput, options: ReplyOptions) -> bool:
+def _may_be_left_out(output: EngineOutput, options: ReplyOptions) -> bool:
     """Tokens without text, such as special ones, make no chunk unless the client asked for token ids or logprobs."""
     wants_tokens = options.num_top_logprobs is not None or options.has_token_ids
-    return not output.text and output.finish_reason is None and not wants_tokens
+    return output.finish_reason is None and not wants_tokens
 
 
 def _prompt_logprobs(answer: Answer, options: ReplyOptions, tokens: TokenText) -> PromptLogprobs | UnsetType:

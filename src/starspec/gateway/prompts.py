@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,9 @@ from typing import Any, Final, TypeVar
 
 from starspec.errors import ContextTooLong, RequestError
 from starspec.gateway.chat_template import ChatTemplate
-from starspec.gateway.schema import ChatMessage, ChatPrompt
+from starspec.gateway.schema import ChatMessage, ChatPrompt, FunctionTool, ToolCall
 from starspec.gateway.token_text import TokenText
+from starspec.gateway.tools import known, syntax_of
 from starspec.gateway.unsupported import refuse_unsupported_parts
 from starspec.quoting import quoted
 
@@ -60,6 +62,7 @@ class PromptCodec:
         self._template = ChatTemplate(tokenizer, clock)
         self.workers = ThreadPoolExecutor(max_workers=NUM_WORKERS, thread_name_prefix="tokenizer")
         self.eos_token_ids = eos_token_ids
+        self.tool_syntax = syntax_of(_template_with_tools(tokenizer))
         self.vocab_size = len(tokenizer)
         self.tokens = TokenText(tokenizer)
         self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)  # characters
@@ -96,13 +99,19 @@ class PromptCodec:
         if not getattr(self._tokenizer, "chat_template", None):
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
         extra = _checked_kwargs(prompt.chat_template_kwargs or {})
+        if prompt.tools:
+            known(self.tool_syntax, "tools")
         continues = bool(prompt.continue_final_message)
         opens = not continues if prompt.add_generation_prompt is None else prompt.add_generation_prompt
         if continues and opens:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
             )
-        return await self.run(self._encode_chat, prompt.messages, opens, continues, extra, max_model_len)
+        return await self.run(self._encode_chat, prompt.messages, prompt.tools, opens, continues, extra, max_model_len)
+
+    def is_special(self, token: str) -> bool:
+        """Whether it is a special token, which texts of answers leave out unless they are told not to."""
+        return token in self._tokenizer.all_special_tokens
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included. Raises: RequestError for ids outside the vocabulary."""
@@ -156,6 +165,7 @@ class PromptCodec:
     def _encode_chat(
         self,
         given: Sequence[ChatMessage],
+        tools: Sequence[FunctionTool] | None,
         opens: bool,
         continues: bool,
         extra: Mapping[str, Any],
@@ -163,10 +173,14 @@ class PromptCodec:
     ) -> list[int]:
         for index, each in enumerate(given):
             refuse_unsupported_parts(index, each.model_extra)
-        messages = [_template_message(each) for each in given]
+            for name in ("tool_calls", "tool_call_id"):
+                if getattr(each, name):
+                    known(self.tool_syntax, f"messages[{index}].{name}")
+        messages = [_template_message(index, each) for index, each in enumerate(given)]
         for message in messages:
             self._check_length(message["content"], "messages", max_model_len)
-        text = self._template.render(messages, opens, continues, extra)
+        told = [each.model_dump(exclude_none=True) for each in tools or ()] or None
+        text = self._template.render(messages, told, opens, continues, extra)
         self._check_length(text, "messages", max_model_len)
         return self._encode_checked(text, "messages", max_model_len, False)
 
@@ -180,11 +194,32 @@ class PromptCodec:
             )
 
 
-def _template_message(message: ChatMessage) -> dict[str, str]:
+def _template_with_tools(tokenizer: Any) -> str | None:
+    """The chat template for conversations with tools, if the model has one."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    return str(tokenizer.get_chat_template(tools=[]))
+
+
+def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
     content = message.content
     text = content if isinstance(content, str) else "\n".join(part.text for part in content or [])
-    named = {"name": message.name} if message.name is not None else {}
-    return {"role": message.role, "content": text, **named}
+    more = {name: value for name in ("name", "tool_call_id") if (value := getattr(message, name)) is not None}
+    if message.tool_calls:
+        more["tool_calls"] = [_template_call(index, *each) for each in enumerate(message.tool_calls)]
+    return {"role": message.role, "content": text, **more}
+
+
+def _template_call(message: int, index: int, call: ToolCall) -> dict[str, Any]:
+    """A call as templates want it: its arguments are an object, not text."""
+    name = f"messages[{message}].tool_calls[{index}].function.arguments"
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{name} is not valid JSON", name) from error
+    if not isinstance(arguments, dict):
+        raise RequestError(f"{name} must be a JSON object", name)
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
 def _checked_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:

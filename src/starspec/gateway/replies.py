@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Usage(Struct, frozen=True):
@@ -92,10 +92,25 @@ PromptLogprobs = list[Raw | None]
 """One object a token, token id -> PromptTokenLogprob; null for the first, which nothing comes before."""
 
 
+class CalledFunction(Struct, frozen=True):
+    """A whole call, or what a chunk adds to one."""
+
+    arguments: str  # JSON
+    name: str | UnsetType = UNSET
+
+
+class ToolCall(Struct, frozen=True):
+    function: CalledFunction
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    index: int | UnsetType = UNSET  # of a chunk
+
+
 class AssistantMessage(Struct, frozen=True):
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Choice, frozen=True, kw_only=True):
@@ -106,6 +121,7 @@ class ChatChoice(Choice, frozen=True, kw_only=True):
 class Delta(Struct, frozen=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatDeltaChoice(Choice, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ MAX_COUNT: Final = 2**31 - 1  # of a count or a token id
 MAX_PROMPTS: Final = 64  # of one completion request
 MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 1024  # of one message
+MAX_TOOLS: Final = 128
 MAX_STOP_TOKEN_IDS: Final = 1024
 MAX_LOGIT_BIAS: Final = 1024
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
@@ -116,12 +117,50 @@ class TextPart(Body):
     text: Text
 
 
+class FunctionCall(Body):
+    name: Text
+    arguments: Text  # JSON
+
+
+class ToolCall(Body):
+    """A call that an assistant has made before."""
+
+    id: Text | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Function(Body):
+    name: Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None  # a JSON schema
+    strict: bool | None = None
+
+
+class FunctionTool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: Text
+
+
+class NamedTool(Body):
+    """The tool that is to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
 class ChatMessage(Body):
     role: Annotated[Text, AfterValidator(_known_role)]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = Field(
         None, validate_default=True
     )
     name: Text | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_call_id: Text | None = None
 
     @field_validator("content")
     @classmethod
@@ -135,10 +174,14 @@ class ChatMessage(Body):
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
+Tools = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
 class ChatPrompt(Body):
     """The inputs of the chat template."""
 
     messages: Messages
+    tools: Tools | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -148,6 +191,8 @@ class ChatCompletionRequest(ChatPrompt, SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Count | None = None
     max_completion_tokens: Limit | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class TokenizeRequest(Body):
@@ -156,6 +201,7 @@ class TokenizeRequest(Body):
     model: Text | None = None
     prompt: Text | None = None
     messages: Messages | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

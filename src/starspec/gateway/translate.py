@@ -13,6 +13,7 @@ from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.schema import ChatCompletionRequest, CompletionRequest, SamplingFields, TokenIds
 from starspec.gateway.served_model import GenerationDefaults
+from starspec.gateway.tools import ToolUse
 from starspec.gateway.unsupported import refuse_unsupported
 from starspec.policy.retry_after import NO_TARGET_S
 from starspec.quoting import quoted
@@ -63,12 +64,26 @@ class Translator:
     async def chat(self, request: ChatCompletionRequest, max_model_len: int | None) -> GenerationRequest:
         """As `completion`."""
         refuse_unsupported(request.model_extra, ChatCompletionRequest.model_fields)
-        params = self._chat_params(request)
-        prompt = await self._codec.encode_chat(request, max_model_len)
+        tool_use = ToolUse.of(request, self._codec.tool_syntax)
+        params = self._with_tools(self._chat_params(request), tool_use)
+        told = request if tool_use is not None else request.model_copy(update={"tools": None})
+        prompt = await self._codec.encode_chat(told, max_model_len)
         limit_param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-        return await self._codec.run(
+        made = await self._codec.run(
             self._generation_request, request, params, [prompt], "messages", limit_param, max_model_len
         )
+        return replace(made, options=replace(made.options, tool_use=tool_use))
+
+    def _with_tools(self, params: SamplingParams, tool_use: ToolUse | None) -> SamplingParams:
+        """The parameters of an answer that may call tools."""
+        if tool_use is None:
+            return params
+        if tool_use.demand is not None:
+            if params.structured_outputs is not None:
+                raise RequestError("tool_choice demands a call, and another format is asked for", "tool_choice")
+            params = replace(params, structured_outputs=tool_use.demand)
+        is_hidden = self._codec.is_special(tool_use.syntax.opening)
+        return replace(params, skip_special_tokens=params.skip_special_tokens and not is_hidden)
 
     def _chat_params(self, request: ChatCompletionRequest) -> SamplingParams:
         """As `_params`, with errors that name the parameter as the chat API does."""

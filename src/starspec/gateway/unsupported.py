@@ -78,17 +78,13 @@ OF_A_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {  # what a chat templat
     "function_call": (),
     "reasoning": ("",),
     "reasoning_content": ("",),
-    "tool_call_id": (),
-    "tool_calls": ([],),
 }
 
-NO_TOOLS: Final = (
-    "this server gives tools to no chat template and parses no tool calls: describe the tools in a message and parse "
-    "the answer yourself, or leave this out"
-)
+OLD_TOOLS: Final = "chats take tools and tool_choice in its place: use those, or leave this out"
 OLD_GUIDED: Final = 'use structured_outputs in its place, as {"json": ...}, "regex", "choice" or "grammar"'
 ADVICE: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("tools", "tool_choice", "functions", "function_call", "tool_calls", "tool_call_id"), NO_TOOLS),
+    **dict.fromkeys(("functions", "function_call"), OLD_TOOLS),
+    **dict.fromkeys(("tools", "tool_choice"), "tools are for /v1/chat/completions: ask there, or leave this out"),
     **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), OLD_GUIDED),
     "best_of": "ask for as many answers with n and logprobs, and choose among them yourself, or leave this out",
     "echo": "/v1/completions can repeat its prompt, a chat cannot: leave this out, or ask there",

@@ -1,0 +1,315 @@
+"""Tools: what a model is told of them, what its answer says of them, and the grammar that demands a call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
+
+from starspec.gateway.schema import ChatCompletionRequest
+from starspec.gateway.tools import (
+    HERMES,
+    LLAMA,
+    MAX_CALLS,
+    CallPiece,
+    Pieces,
+    ToolReader,
+    ToolSyntax,
+    ToolUse,
+    syntax_of,
+)
+
+HERMES_TEMPLATE = (
+    '{% if tools %}<s>tools {{ tools | tojson }} as <tool_call>{"name", "arguments"}</tool_call></s>{% endif %}'
+    "{% for message in messages %}<s>{{ message['role'] }}\n{{ message['content'] }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.arguments | tojson }}</tool_call>"
+    "{% endfor %}"
+    "</s>{% endfor %}{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
+LLAMA_TEMPLATE = HERMES_TEMPLATE.replace("<tool_call>", "").replace('arguments"', 'parameters"') + "{# ipython #}"
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+USER = {"role": "user", "content": "hi"}
+ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": 2}}\n</tool_call>'
+TWO = f'Let me see. \n{ONE}\n<tool_call>{{"name":"clock","arguments":{{}}}}</tool_call>\n'
+JSON_CALLS = ' {"name": "weather", "parameters": {"city": "a; {b}"}}; {"name": "clock", "parameters": {}}'
+
+
+def reader(syntax: ToolSyntax = HERMES, most: int = MAX_CALLS) -> ToolReader:
+    return ToolReader(ToolUse(syntax, most, None))
+
+
+def read(syntax: ToolSyntax, pieces: list[str], most: int = MAX_CALLS) -> Pieces:
+    """All pieces as one."""
+    tool_reader, joined = reader(syntax, most), Pieces()
+    for each in [tool_reader.feed(piece, is_last=False) for piece in pieces] + [tool_reader.feed("", is_last=True)]:
+        joined.content += each.content
+        for call in each.calls:
+            joined.add_call(call)
+    return joined
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "content", "calls"),
+    [
+        (HERMES, "Hello. \n", "Hello. \n", []),
+        (HERMES, ONE, "", [("weather", '{"city": "Köln", "days": 2}')]),
+        (HERMES, TWO, "Let me see.", [("weather", '{"city": "Köln", "days": 2}'), ("clock", "{}")]),
+        (HERMES, '<tool_call>{"name": "clock"}</tool_call>', "", [("clock", "{}")]),
+        (HERMES, '<tool_call>{"arguments": {"a": "}"}, "name": "f"}</tool_call>', "", [("f", '{"a": "}"}')]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1, {"b"', "", [("f", '{"a": [1, {"b"')]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {}}</tool', "", [("f", "{}")]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": 3]}</tool_call>', "]}</tool_call>", [("f", "3")]),
+        (HERMES, "a <tool_call> is a tag", "a <tool_call> is a tag", []),
+        (HERMES, "a <tool_call>\n<tool_call>{}</tool_call>", "a <tool_call>\n<tool_call>{}</tool_call>", []),
+        (HERMES, 'x <tool_call>{"name": 3}', 'x <tool_call>{"name": 3}', []),
+        (HERMES, "x <tool_ca", "x <tool_ca", []),
+        (LLAMA, JSON_CALLS, "", [("weather", '{"city": "a; {b}"}'), ("clock", "{}")]),
+        (LLAMA, '<|python_tag|>{"name": "clock", "parameters": {}}', "", [("clock", "{}")]),
+        (LLAMA, '{"answer": 5} is it', '{"answer": 5} is it', []),
+        (LLAMA, 'It is {"name": "clock"}', 'It is {"name": "clock"}', []),
+        (LLAMA, "  <|python", "  <|python", []),
+    ],
+)
+@given(data=st.data())
+def test_a_text_says_the_same_however_it_is_cut(
+    syntax: ToolSyntax, text: str, content: str, calls: list[tuple[str, str]], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    expected = [CallPiece(index, *call) for index, call in enumerate(calls)]
+    assert read(syntax, pieces) == Pieces(content, expected)
+    assert read(syntax, pieces, most=1) == Pieces(content, expected[:1])
+
+
+@given(text=st.text(alphabet='<tol_ca/>{}[]":, \n\\nmearguts', max_size=60), data=st.data())
+def test_any_text_is_read_the_same_however_it_is_cut(text: str, data: st.DataObject) -> None:
+    text = data.draw(st.sampled_from(["", "<tool_call>", '<tool_call>{"name": "f", "arguments": '])) + text
+    cut = data.draw(st.integers(0, len(text)))
+    for syntax in (HERMES, LLAMA):
+        assert read(syntax, [text[:cut], text[cut:]]) == read(syntax, [text])
+
+
+def test_arguments_stream_as_they_come() -> None:
+    tool_reader = reader()
+    assert not tool_reader.feed('<tool_call>{"name": "f"', is_last=False).calls
+    assert tool_reader.feed(', "arguments": {"a', is_last=False).calls == [CallPiece(0, "f", '{"a')]
+    assert tool_reader.feed('": 1', is_last=False).calls == [CallPiece(0, None, '": 1')]
+    assert tool_reader.feed("}}</tool_call>", is_last=True).calls == [CallPiece(0, None, "}")]
+
+
+def test_the_syntax_is_that_of_the_template(tokenizer: Any) -> None:
+    assert syntax_of(HERMES_TEMPLATE) is HERMES
+    assert syntax_of(LLAMA_TEMPLATE) is LLAMA
+    assert syntax_of(tokenizer.chat_template) is None
+    assert syntax_of("{{ tools }}<tool_call>\n<function=f>") is None
+    assert syntax_of(None) is None
+
+
+@pytest.mark.parametrize(
+    ("syntax", "choice", "parallel", "good", "bad"),
+    [
+        (HERMES, "required", True, [ONE, f"{ONE}\n{ONE}"], ["Hi", f"{ONE}\n" * 17, ONE.replace("days", "hours")]),
+        (HERMES, "required", False, [ONE, ONE.replace(', "days": 2', "")], [f"{ONE}\n{ONE}"]),
+        (HERMES, "clock", True, ['<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'], [ONE]),
+        (LLAMA, "required", True, ['{"name": "clock", "parameters": {}}'], [JSON_CALLS, '{"name": "clock"}']),
+    ],
+)
+def test_a_demanded_call_has_a_grammar(
+    tokenizer: Any, syntax: ToolSyntax, choice: str, parallel: bool, good: list[str], bad: list[str]
+) -> None:
+    request = ChatCompletionRequest.model_validate(
+        {
+            "messages": [USER],
+            "tools": [WEATHER, CLOCK],
+            "tool_choice": choice if choice == "required" else {"type": "function", "function": {"name": choice}},
+            "parallel_tool_calls": parallel,
+        }
+    )
+    use = ToolUse.of(request, syntax)
+    assert use is not None
+    assert use.demand is not None
+    vocabulary = from_tokenizer(tokenizer)
+    assert LLMatcher.validate_grammar(use.demand.grammar, vocabulary) == ""
+    for text in (*good, *bad):
+        matcher = LLMatcher(vocabulary, use.demand.grammar)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        is_whole = matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
+        assert is_whole == (text in good), text
+    assert all(read(syntax, [text]).calls and not read(syntax, [text]).content for text in good)
+
+
+@pytest.fixture(scope="module")
+def tool_folder(model_folder: Path, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the toy model with a template that knows tools."""
+    folder = tmp_path_factory.mktemp("with-tools") / "toy-model"
+    able = deepcopy(tokenizer)
+    able.chat_template = HERMES_TEMPLATE
+    able.save_pretrained(folder)
+    for name in ("config.json", "generation_config.json"):
+        (folder / name).write_text((model_folder / name).read_text())
+    return folder
+
+
+@pytest.fixture
+def make_target(make_target: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Targets with room for tools in their context."""
+
+    def make(name: str) -> Any:
+        target = make_target(name)
+        target.max_model_len = 1024
+        return target
+
+    return make
+
+
+@pytest.fixture
+async def able(start_gateway: Any, tool_folder: Path) -> Any:
+    gateway = await start_gateway(model=str(tool_folder))
+    gateway.target.script = lambda spec: [TWO[start : start + 7] for start in range(0, len(TWO), 7)]
+    return gateway
+
+
+ASKED: dict[str, Any] = {"model": "toy-model", "messages": [USER], "tools": [WEATHER, CLOCK]}
+
+
+async def test_calls_are_told_in_openais_form(able: Any) -> None:
+    reply = await able.client.chat.completions.create(**ASKED)
+    (choice,) = reply.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
+    weather, clock = choice.message.tool_calls
+    assert (weather.type, weather.function.name) == ("function", "weather")
+    assert json.loads(weather.function.arguments) == {"city": "Köln", "days": 2}
+    assert (clock.function.name, clock.function.arguments) == ("clock", "{}")
+    assert weather.id != clock.id
+
+
+async def test_the_deltas_of_a_stream_join_to_the_whole_answer(able: Any) -> None:
+    whole = (await able.client.chat.completions.create(**ASKED)).choices[0]
+    async with able.client.chat.completions.stream(**ASKED) as stream:
+        events = [event.type async for event in stream]
+        streamed = (await stream.get_final_completion()).choices[0]
+    assert events.count("tool_calls.function.arguments.done") == 2
+    assert (streamed.finish_reason, streamed.message.content) == (whole.finish_reason, whole.message.content)
+    functions = [
+        [(call.type, call.function.name, call.function.arguments) for call in choice.message.tool_calls]
+        for choice in (streamed, whole)
+    ]
+    assert functions[0] == functions[1]
+
+
+async def test_without_parallel_calls_there_is_one(able: Any) -> None:
+    asked = {**ASKED, "parallel_tool_calls": False}
+    reply = await able.client.chat.completions.create(**asked)
+    assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["weather"]
+
+
+async def test_a_text_that_the_length_ends_has_the_calls_so_far(able: Any) -> None:
+    able.target.script = None
+    asking = asyncio.create_task(able.client.chat.completions.create(**ASKED))
+    await able.target.until(lambda: able.target.open)
+    [request_id] = able.target.open
+    able.target.emit(request_id, ONE[:60], finish="length")
+    (choice,) = (await asking).choices
+    assert choice.finish_reason == "length"
+    assert choice.message.tool_calls[0].function.arguments == '{"city": "Köln"'
+
+
+async def test_the_template_gets_the_tools_and_the_calls_of_before(able: Any, tokenizer: Any) -> None:
+    called = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "rain"}]},
+    ]
+    await able.client.chat.completions.create(**{**ASKED, "messages": messages})
+    [spec] = able.target.submitted.values()
+    text = tokenizer.decode(spec.prompt_token_ids)
+    assert '<s>assistant\n<tool_call>{"city": "Köln"}</tool_call></s><s>tool\nrain</s>' in text
+    assert '"description": "of a city"' in text
+    told = (await able.post("/tokenize", messages=messages, tools=[WEATHER, CLOCK])).json()
+    assert told["tokens"] == spec.prompt_token_ids
+
+
+async def test_a_choice_of_none_leaves_the_tools_out(able: Any, tokenizer: Any) -> None:
+    reply = await able.client.chat.completions.create(**ASKED, tool_choice="none")
+    assert reply.choices[0].message.content == TWO
+    assert reply.choices[0].message.tool_calls is None
+    [spec] = able.target.submitted.values()
+    assert "tools" not in tokenizer.decode(spec.prompt_token_ids)
+
+
+async def test_a_demanded_call_reaches_the_target_as_a_grammar(able: Any) -> None:
+    await able.client.chat.completions.create(**ASKED, tool_choice="required")
+    await able.client.chat.completions.create(**ASKED, tool_choice="auto")
+    required, auto = able.target.submitted.values()
+    assert required.grammar.kind == "grammar"
+    assert auto.grammar is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [CLOCK], "tool_choice": "some"}, "tool_choice"),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]}, "tools[0].function.parameters"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "3"}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            {
+                "tool_choice": "required",
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"title": "x" * 70_000}}}],
+            },
+            "tools",
+        ),
+    ],
+)
+async def test_what_is_wrong_with_tools_is_named(able: Any, asked: dict[str, Any], param: str) -> None:
+    response = await able.post("/v1/chat/completions", **{"messages": [USER], **asked})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"tools": [CLOCK]},
+        {"messages": [USER, {"role": "tool", "content": "rain", "tool_call_id": "c1"}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]},
+    ],
+)
+async def test_a_model_without_a_tool_syntax_says_so(gateway: Any, asked: dict[str, Any]) -> None:
+    response = await gateway.post("/v1/chat/completions", **{"messages": [USER], **asked})
+    assert response.status_code == 400
+    assert "none of the tool syntaxes" in response.json()["error"]["message"]
