@@ -57,7 +57,7 @@ ARROWS = {
     "observe": {"stats", "wire", "config"},
     "hub": ENGINE,
     "engine": ENGINE | {"client", "windows", "stages"},
-    "gateway": ENGINE,
+    "gateway": ENGINE | {"structured_outputs"},
     "supervise": {"stats", "policy", "wire", "observe", "config"},
     "integrations": BELOW_MODELS - {"cache"} | {"client"},
     "child_hub": ENGINE | {"engine", "supervise"},
