@@ -26,9 +26,9 @@ from starspec.policy.target_batch import ScheduleSnapshot, StepPlan
 from starspec.speculation.acceptance import DEFAULT_THRESHOLDS, KeyThresholds, Relaxation
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
-from starspec.windows.batching import make_scheduler
+from starspec.windows.batching import PARTS, make_scheduler
 from starspec.windows.verifier import Landed, Ticket, Verifier
-from starspec.wire.messages import EngineOutput, RequestSpec
+from starspec.wire.messages import DraftToVerify, EngineOutput, RequestSpec
 
 NO_GRAMMARS = "this target cannot hold answers to a grammar: a model in stages cannot, nor can old versions"
 RATE_WINDOW_S = 5.0
@@ -336,6 +336,10 @@ class TargetEngine:
                 f" {', '.join(self._policies)}",
                 "speculative.length.policy",
             )
+        if spec.draft is not None:
+            self._check_draft(spec.draft)
+        if self._config.pipe.stages and spec.prompt_logprobs is not None:
+            raise RequestError("a model in stages gives no log-probabilities of prompts: leave it out", "prompt_logprobs")
         if not all(0 <= token_id < info.vocab_size for token_id in spec.sampling.logit_bias):
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
 
@@ -349,6 +353,17 @@ class TargetEngine:
         if self._grammars is None:
             raise RequestError(NO_GRAMMARS, "structured_outputs")
         return self._grammars.compile(spec.grammar)
+
+    def _check_draft(self, draft: DraftToVerify) -> None:
+        vocab_size, method = self.verifier.info.vocab_size, self._config.batching.method
+        if not all(token_id < vocab_size for token_id in draft.token_ids):
+            raise RequestError(f"draft_token_ids must be 0 to {vocab_size - 1}", "draft_token_ids")
+        if self._config.pipe.stages:
+            raise RequestError("a model in stages verifies no drafts of clients: ask another target", "draft_token_ids")
+        if PARTS[method].commits_evenly:
+            raise RequestError(
+                f"batching '{method}' cuts what it verifies: ask a target with another", "draft_token_ids"
+            )
 
     def _snapshot(self) -> ScheduleSnapshot:
         busy = {sequence for launched in self._in_flight.values() for sequence in launched.batch}

@@ -17,7 +17,7 @@ from starspec.stats import TargetStats
 from starspec.tracing import Tracer
 from starspec.windows.verifier import Landed, Ticket, Verifier
 from starspec.windows.window import Judge, Verdict, Window
-from starspec.wire.messages import EngineOutput, TokenLogprob
+from starspec.wire.messages import EngineOutput, TokenLogprob, Verified
 
 
 class LaunchedRound(NamedTuple):
@@ -53,7 +53,8 @@ class RoundRunner:
             num_others: launches in flight.
         """
         started_s = self.clock()
-        proposals = self.drafts.collect(batch)  # an empty tree for each sequence without a proposal in time
+        drafts = self.drafts.collect(batch)  # an empty tree for each sequence without a proposal in time
+        proposals = [each.given_tree or tree for each, tree in zip(batch, drafts, strict=True)]
         trees = [_allowed(each, proposal) for each, proposal in zip(batch, proposals, strict=True)]
         collected_s, moved_s = self.clock(), self.stats.batch.moved_s
         wanted = [each.length_choice for each in batch] if self.trace is not None else []
@@ -104,7 +105,10 @@ class RoundRunner:
         num_emitted = len(added.token_ids)
         num_relaxed = sum(index < num_emitted for index in result.relaxed)
         sequence.count_round(num_drafted, added.num_accepted, num_emitted, num_relaxed, self.clock())
-        self.stats.acceptance.add_round(num_drafted, added.num_accepted, num_emitted, num_relaxed)
+        if sequence.given_tree is None:
+            self.stats.acceptance.add_round(num_drafted, added.num_accepted, num_emitted, num_relaxed)
+        else:
+            added.verified = Verified(list(result.accepted_nodes), list(verdict.node_tops))
         return added
 
     def _record_times(self, launched: LaunchedRound, verified_s: float) -> None:

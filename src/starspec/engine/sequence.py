@@ -20,7 +20,7 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import COUPLED, AcceptanceRule, Relaxation
 from starspec.stats import RequestStats
 from starspec.windows.window import Law, Verdict
-from starspec.wire.messages import GRAMMAR_FAILED, EngineOutput, PromptLogprob, RequestSpec, TokenLogprob
+from starspec.wire.messages import GRAMMAR_FAILED, EngineOutput, PromptLogprob, RequestSpec, TokenLogprob, Verified
 
 
 class SequenceState(Enum):
@@ -49,6 +49,7 @@ class RoundOutput:
     num_steps: int = 0  # depth of the draft that was verified; 0 = there was none
     num_draft_tokens: int = 0  # of this draft ...
     num_accepted: int = 0  # ... and how many of them were accepted
+    verified: Verified | None = None  # of a draft that the client gave
     divergences: tuple[float, ...] = ()  # of the target from the draft, at each verified position that states one
 
     def note_draft(self, num_steps: int, num_draft_tokens: int, verdict: Verdict) -> None:
@@ -93,7 +94,8 @@ class TargetSequence:
         self.rule = rule  # by which its proposals are verified
         self.sampling: SamplingSpec = spec.sampling
         self.grammar = grammar  # behind the committed tokens
-        self.law = Law(spec.sampling, relaxation, spec.logprobs)
+        self.law = Law(spec.sampling, relaxation, spec.logprobs, spec.draft.num_top if spec.draft else None)
+        self.given_tree = spec.draft.tree if spec.draft else None  # all that is to be verified
         self.token_ids = list(spec.prompt_token_ids)
         self.prompt_len = len(spec.prompt_token_ids)
         self.max_len = max_len  # committed tokens at which the answer ends
@@ -183,6 +185,8 @@ class TargetSequence:
             if output.finish is not None:
                 self.state = SequenceState.FINISHED
                 break
+        if self.given_tree is not None and output.finish is None:
+            self.state, output.finish = SequenceState.FINISHED, Finish("length")
         self.counts.append(output.token_ids)
         return output
 
@@ -225,4 +229,5 @@ class TargetSequence:
             finish_reason=finish.reason if finish else None,
             stop_reason=finish.stop_reason if finish else None,
             stats=self.stats if finish else None,
+            verified=added.verified,
         )

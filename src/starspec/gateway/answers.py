@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from starspec.gateway.replies import FinishReason, RequestMetrics, SpeculativeMetrics, Usage
 from starspec.stats import RequestStats
-from starspec.wire.messages import EngineOutput, PromptLogprob, TokenLogprob
+from starspec.wire.messages import EngineOutput, PromptLogprob, TokenLogprob, Verified
 
 
 @dataclass(slots=True)
@@ -24,6 +24,7 @@ class Answer:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     stats: RequestStats | None = None
+    verified: Verified | None = None  # of a draft that the client gave
 
     @property
     def is_empty(self) -> bool:
@@ -45,6 +46,7 @@ class Answer:
         self.finish_reason = finish_reason_of(output)
         self.stop_reason = output.stop_reason
         self.stats = output.stats or self.stats
+        self.verified = output.verified or self.verified
 
 
 def finish_reason_of(output: EngineOutput) -> FinishReason | None:

@@ -26,7 +26,7 @@ from starspec.gateway.background import run_forever
 from starspec.gateway.dashboard.feed import StarFeed
 from starspec.gateway.dashboard.routes import DashboardRoutes
 from starspec.gateway.drain import Drain, DrainMiddleware
-from starspec.gateway.formats import ChatFormat, CompletionFormat, ReplyBuilder, ReplyFormat
+from starspec.gateway.formats import ChatFormat, CompletionFormat, ReplyBuilder, ReplyFormat, VerificationBuilder
 from starspec.gateway.generation import Generation
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.health import HealthRoutes
@@ -45,6 +45,7 @@ from starspec.gateway.schema import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
+    VerifyRequest,
 )
 from starspec.gateway.served_model import ModelIdentity
 from starspec.gateway.stream import Delivery, EventStream, until_disconnect, within
@@ -53,6 +54,9 @@ from starspec.gateway.translate import Translator
 from starspec.gateway.unsupported import refuse_unsupported
 from starspec.observe.metrics import StatusSnapshot
 from starspec.quoting import quoted, shortened
+
+MakeBuilder = Callable[[ReplyOptions, str], ReplyBuilder]
+"""Makes what builds the replies of one request: (its options, the id of the reply)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +94,17 @@ class Routes:
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         self._check_model(body.model)
         translation = self._services.translator.completion(body, self._services.router.max_model_len)
-        return await self._answer(translation, CompletionFormat, "cmpl", request)
+        return await self._answer(translation, self._builder_of(CompletionFormat), "cmpl", request)
 
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
         self._check_model(body.model)
         translation = self._services.translator.chat(body, self._services.router.max_model_len)
-        return await self._answer(translation, ChatFormat, "chatcmpl", request)
+        return await self._answer(translation, self._builder_of(ChatFormat), "chatcmpl", request)
+
+    async def verify(self, body: VerifyRequest, request: Request) -> Response:
+        self._check_model(body.model)
+        translation = self._services.translator.verification(body, self._services.router.max_model_len)
+        return await self._answer(translation, self._verification_builder, "verify", request)
 
     async def models(self) -> Response:
         self.of_health.check_ready()
@@ -125,7 +134,7 @@ class Routes:
     async def _answer(
         self,
         translation: Coroutine[Any, Any, GenerationRequest],
-        make_format: Callable[[ReplyOptions, TokenText], ReplyFormat],
+        make_builder: MakeBuilder,
         prefix: str,
         request: Request,
     ) -> Response:
@@ -137,7 +146,7 @@ class Routes:
         if generation_request is None:
             timer.disconnect()
             return Response(status_code=CLIENT_LEFT)
-        delivery = self._delivery(generation_request, make_format, f"{prefix}-{secrets.token_hex(16)}", timer)
+        delivery = self._delivery(generation_request, make_builder, f"{prefix}-{secrets.token_hex(16)}", timer)
         time_limit = partial(within, timeout_s, self._services.clock() - started_s)
         if generation_request.options.is_stream:
             return EventStream(delivery, self._services.config.keep_alive_s, time_limit)
@@ -151,18 +160,28 @@ class Routes:
     def _delivery(
         self,
         generation_request: GenerationRequest,
-        make_format: Callable[[ReplyOptions, TokenText], ReplyFormat],
+        make_builder: MakeBuilder,
         reply_id: str,
         timer: RequestTimer,
     ) -> Delivery:
-        identity = self._services.identity
         generation = Generation(self._services.router, generation_request, reply_id)
-        reply_format = make_format(generation_request.options, self._services.codec.tokens)
-        builder = ReplyBuilder(reply_id, identity.model, identity.fingerprint, reply_format)
+        builder = make_builder(generation_request.options, reply_id)
         note_finished = partial(self._services.feed.requests.add, reply_id)
         return Delivery(
             generation_request, generation, builder, timer, self._retry_after, self._services.codec.run, note_finished
         )
+
+    def _builder_of(self, make_format: Callable[[ReplyOptions, TokenText], ReplyFormat]) -> MakeBuilder:
+        identity, tokens = self._services.identity, self._services.codec.tokens
+
+        def make(options: ReplyOptions, reply_id: str) -> ReplyBuilder:
+            return ReplyBuilder(reply_id, identity.model, identity.fingerprint, make_format(options, tokens))
+
+        return make
+
+    def _verification_builder(self, options: ReplyOptions, reply_id: str) -> ReplyBuilder:  # noqa: ARG002 (it has none)
+        identity = self._services.identity
+        return VerificationBuilder(reply_id, identity.model, identity.fingerprint, self._services.codec.tokens)
 
     async def _tokenization(self, body: TokenizeRequest) -> bytes:
         token_ids = await self._tokenized(body)
@@ -250,6 +269,7 @@ def _add_routes(app: FastAPI, routes: Routes, json_route: type[JsonRoute]) -> No
     posts: dict[str, Callable[..., Any]] = {
         "/v1/completions": routes.completions,
         "/v1/chat/completions": routes.chat_completions,
+        "/v1/verify": routes.verify,
         "/tokenize": routes.tokenize,
         "/detokenize": routes.detokenize,
     }

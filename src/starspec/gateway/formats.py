@@ -19,10 +19,13 @@ from starspec.gateway.replies import (
     CompletionChoice,
     CompletionLogprobs,
     Delta,
+    LikelyToken,
     PromptLogprobs,
     Reply,
     RequestMetrics,
     Usage,
+    Verification,
+    VerifiedPlace,
 )
 from starspec.gateway.token_text import (
     TokenText,
@@ -32,6 +35,7 @@ from starspec.gateway.token_text import (
     joined,
     vllm_logprobs,
 )
+from starspec.speculation.tree import ROOT
 from starspec.wire.messages import EngineOutput, TokenLogprob
 
 
@@ -192,9 +196,9 @@ class ReplyBuilder:
     def __init__(self, reply_id: str, model: str, fingerprint: str, reply_format: ReplyFormat) -> None:
         self.reply_id = reply_id
         self.reply_format = reply_format
-        self._model = model
-        self._fingerprint = fingerprint
-        self._created_s = int(time.time())
+        self.model = model
+        self.fingerprint = fingerprint
+        self.created_s = int(time.time())
 
     def chunk(
         self,
@@ -204,7 +208,7 @@ class ReplyBuilder:
     ) -> Reply:
         return self._reply(self.reply_format.chunk_object, choices, usage, metrics)
 
-    def whole(self, answers: Sequence[Answer], usage: Usage, metrics: RequestMetrics) -> Reply:
+    def whole(self, answers: Sequence[Answer], usage: Usage, metrics: RequestMetrics) -> Reply | Verification:
         choices = [self.reply_format.whole(answer) for answer in answers]
         reply = self._reply(self.reply_format.whole_object, choices, usage, metrics)
         return replace(reply, prompt_logprobs=self.reply_format.prompt_logprobs(answers[0]))
@@ -219,13 +223,48 @@ class ReplyBuilder:
         return Reply(
             id=self.reply_id,
             object=kind,
-            created=self._created_s,
-            model=self._model,
-            system_fingerprint=self._fingerprint,
+            created=self.created_s,
+            model=self.model,
+            system_fingerprint=self.fingerprint,
             choices=choices,
             usage=usage,
             metrics=metrics,
         )
+
+
+class VerificationBuilder(ReplyBuilder):
+    """Builds the verdict about a draft."""
+
+    def __init__(self, reply_id: str, model: str, fingerprint: str, tokens: TokenText) -> None:
+        super().__init__(reply_id, model, fingerprint, CompletionFormat(ReplyOptions(), tokens))
+        self._tokens = tokens
+
+    def whole(
+        self,
+        answers: Sequence[Answer],
+        usage: Usage,
+        metrics: RequestMetrics,  # noqa: ARG002 (of the base class: one round has no speed)
+    ) -> Verification:
+        (answer,) = answers
+        assert answer.verified is not None
+        tops = enumerate(answer.verified.tops, ROOT)
+        places = [VerifiedPlace(node, [self._likely(*each) for each in top]) for node, top in tops]
+        return Verification(
+            id=self.reply_id,
+            created=self.created_s,
+            model=self.model,
+            system_fingerprint=self.fingerprint,
+            accepted_length=len(answer.verified.accepted_nodes),
+            accepted_nodes=answer.verified.accepted_nodes,
+            token_ids=answer.token_ids,
+            next_token_id=answer.token_ids[-1],
+            next_token=self._tokens.text_of(answer.token_ids[-1]),
+            places=places or UNSET,
+            usage=usage,
+        )
+
+    def _likely(self, token_id: int, logprob: float) -> LikelyToken:
+        return LikelyToken(token_id, self._tokens.text_of(token_id), logprob)
 
 
 def _may_be_left_out(output: EngineOutput, options: ReplyOptions) -> bool:

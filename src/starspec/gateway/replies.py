@@ -132,6 +132,34 @@ class ChatDeltaChoice(Choice, frozen=True, kw_only=True):
 AnyChoice = CompletionChoice | ChatChoice | ChatDeltaChoice
 
 
+class LikelyToken(Struct, frozen=True):
+    token_id: int
+    token: str
+    logprob: float
+
+
+class VerifiedPlace(Struct, frozen=True):
+    node: int  # of the draft; -1 = behind the prompt
+    top_logprobs: list[LikelyToken]  # of the token that follows, likeliest first
+
+
+class Verification(Struct, frozen=True, kw_only=True):
+    """The verdict about a client's draft."""
+
+    id: str
+    object: Literal["verification"] = "verification"
+    created: int
+    model: str
+    system_fingerprint: str
+    accepted_length: int  # draft tokens that the target would have emitted, too
+    accepted_nodes: list[int]  # their places in the draft, ancestors first
+    token_ids: list[int]  # the accepted ones, and then the target's own
+    next_token_id: int  # the last of them
+    next_token: str
+    places: list[VerifiedPlace] | UnsetType = UNSET
+    usage: Usage
+
+
 class Reply(Struct, frozen=True, kw_only=True):
     """A whole response, or one chunk of a stream."""
 

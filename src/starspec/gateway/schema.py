@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_LOGPROBS
 from starspec.quoting import quoted
 from starspec.sampling_params import MAX_STOP_STRINGS
 
@@ -73,11 +74,10 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(Body):
-    """The fields of both kinds of completion."""
+class DrawFields(Body):
+    """What decides the next token."""
 
     model: Text | None = None
-    n: Count | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
@@ -87,6 +87,12 @@ class SamplingFields(Body):
     frequency_penalty: Number | None = None
     logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIAS)] | None = None
     seed: int | None = None
+
+
+class SamplingFields(DrawFields):
+    """The fields of both kinds of completion."""
+
+    n: Count | None = None
     max_tokens: Limit | None = None
     min_tokens: Count | None = None
     stop: Text | Annotated[Texts, Field(max_length=MAX_STOP_STRINGS)] | None = None
@@ -109,6 +115,14 @@ class CompletionRequest(SamplingFields):
     logprobs: Count | None = None
     echo: bool | None = None
     max_tokens: Annotated[int, Field(le=MAX_COUNT)] | None = None  # at least 1; with echo, 0 = only the prompt
+    add_special_tokens: bool | None = None
+
+
+class VerifyRequest(DrawFields):
+    prompt: Text | TokenIds
+    draft_token_ids: Annotated[TokenIds, Field(max_length=MAX_DRAFT_TOKENS)]
+    parents: Annotated[list[int], Field(max_length=MAX_DRAFT_TOKENS, fail_fast=True)] | None = None  # None: a chain
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None  # after the prompt and each node
     add_special_tokens: bool | None = None
 
 

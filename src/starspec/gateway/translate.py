@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, get_args
 
+import msgspec
+
 from starspec.config import MAX_DRAFT_TOKENS, Policy, nearest
 from starspec.errors import CapacityError, ContextTooLong, RequestError
 from starspec.gateway.answer_form import check_form, form_of
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.prompts import PromptCodec
-from starspec.gateway.schema import ChatCompletionRequest, CompletionRequest, SamplingFields, TokenIds
+from starspec.gateway.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DrawFields,
+    SamplingFields,
+    TokenIds,
+    VerifyRequest,
+)
 from starspec.gateway.served_model import GenerationDefaults
 from starspec.gateway.tools import ToolUse
 from starspec.gateway.unsupported import refuse_unsupported
@@ -19,6 +28,7 @@ from starspec.policy.retry_after import NO_TARGET_S
 from starspec.quoting import quoted
 from starspec.request_specs import check_context, request_specs
 from starspec.sampling_params import SamplingParams
+from starspec.wire.messages import DraftToVerify
 
 DEFAULT_COMPLETION_TOKENS: Final = 16  # max_tokens of /v1/completions; a chat may fill the context
 MAX_TOKENS_SENT: Final = 2**20  # prompt tokens of all answers of a request, which the targets get one by one
@@ -60,6 +70,26 @@ class Translator:
         texts = [each if isinstance(each, str) else await self._codec.decode(each) for each in given]
         options = replace(made.options, echo=True, has_answer=not is_only_prompt)
         return replace(made, options=options, prompt_texts=tuple(texts))
+
+    async def verification(self, request: VerifyRequest, max_model_len: int | None) -> GenerationRequest:
+        """As `completion`: one answer, which is the verdict about a draft."""
+        refuse_unsupported(request.model_extra, VerifyRequest.model_fields)
+        try:
+            draft = DraftToVerify(request.draft_token_ids, request.parents, request.top_logprobs)
+        except ValueError as error:
+            raise RequestError(f"parents: {error}", "parents") from error
+        self._codec.check_ids(draft.token_ids, "draft_token_ids")
+        sampling = {name: getattr(request, name) for name in DrawFields.model_fields}
+        completion = CompletionRequest.model_construct(
+            prompt=request.prompt, add_special_tokens=request.add_special_tokens, ignore_eos=True, **sampling
+        )
+        params = self._params(completion, 1 + max(draft.tree.depths, default=0), None)
+        prompts = await self._prompts(completion, [request.prompt], max_model_len)
+        made = await self._codec.run(
+            self._generation_request, completion, params, prompts, "prompt", "draft_token_ids", max_model_len
+        )
+        spec = msgspec.structs.replace(made.specs[0], draft=draft, num_draft_tokens=0)
+        return replace(made, specs=(spec,))
 
     async def chat(self, request: ChatCompletionRequest, max_model_len: int | None) -> GenerationRequest:
         """As `completion`."""

@@ -8,12 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+LikelyTokens = list[tuple[int, float]]
+"""(token id, log-probability), most likely first, lowest id among equals."""
+
 
 class TopLogprobs(NamedTuple):
     """The log-probability of an emitted token and the most likely tokens at its position."""
 
     logprob: float
-    top: list[tuple[int, float]]  # (token id, log-probability), most likely first, lowest id among equals
+    top: LikelyTokens
 
 
 class Score(NamedTuple):
@@ -21,7 +24,7 @@ class Score(NamedTuple):
 
     logprob: float
     rank: int  # 1 + the number of likelier tokens
-    top: list[tuple[int, float]]  # as of `TopLogprobs`
+    top: LikelyTokens
 
 
 def scores(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[Score]:
@@ -49,7 +52,7 @@ def top_logprobs(logits: Tensor, token_id: int, num_top: int) -> TopLogprobs:
     """
     row = logits.to(torch.float64)
     norm = row.logsumexp(0)
-    top: list[tuple[int, float]] = []
+    top: LikelyTokens = []
     if num_top > 0:
         floor = row.topk(min(num_top, len(row))).values[-1]
         token_ids = (row >= floor).nonzero().squeeze(1)

@@ -87,8 +87,8 @@ class RemoteVerifier:
         """As Verifier. Raises: PeerLost if a stage is gone; ConfigError if features or scores are wanted."""
         if feature_layers:
             raise ConfigError("the stages of a target send no features: choose a draft that needs none")
-        if any(each.scoring is not None for each in windows):
-            raise ConfigError("the stages of a target send no log-probabilities of prompts")
+        if any(each.scoring or (each.judge and each.judge.law.num_node_tops is not None) for each in windows):
+            raise ConfigError("the stages of a target send no log-probabilities of prompts and drafts")
         self._check_alive()
         for each in windows:
             self.cache.check_fits(each.segment.row, len(each.segment.token_ids))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from starspec.models.runner import ForwardOutput
-from starspec.sampling.logprobs import TopLogprobs, top_logprobs
+from starspec.sampling.logprobs import LikelyTokens, TopLogprobs, top_logprobs
 from starspec.speculation.signals import path_divergences
 from starspec.speculation.verify import VerifyResult, verify_trees
 from starspec.windows.batching import roll_back
@@ -47,8 +47,14 @@ def judge(windows: Sequence[Window], output: ForwardOutput, commits_evenly: bool
         if each.tree.tops:
             divergences = path_divergences(each.tree, result, output.logits[rows])
         features = None if output.features is None else output.features[rows][list(result.rows)]
-        verdicts.append(Verdict(result, logprobs, divergences, features))
+        node_tops = _node_tops(output.logits[rows], each.law.num_node_tops)
+        verdicts.append(Verdict(result, logprobs, divergences, features, node_tops))
     return verdicts
+
+
+def _node_tops(logits: Tensor, num_top: int | None) -> list[LikelyTokens]:
+    """The likeliest tokens after the root and after each node."""
+    return [] if num_top is None else [top_logprobs(row, 0, num_top).top for row in logits]
 
 
 def _logprobs(result: VerifyResult, logits: Tensor, num_top: int) -> list[TopLogprobs]:

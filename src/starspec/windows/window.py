@@ -11,7 +11,7 @@ from torch import Tensor
 from starspec.models.runner import Segment
 from starspec.sampling.constraint import Constraint
 from starspec.sampling.counts import TokenCounts
-from starspec.sampling.logprobs import TopLogprobs
+from starspec.sampling.logprobs import LikelyTokens, TopLogprobs
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import Relaxation
 from starspec.speculation.tree import DraftTree
@@ -25,6 +25,7 @@ class Law:
     sampling: SamplingSpec
     relaxation: Relaxation | None  # None = strict
     num_logprobs: int | None  # most likely tokens whose log-probabilities are wanted; None = not even the token's own
+    num_node_tops: int | None = None  # most likely tokens that are wanted after every node of a tree; None = of none
 
 
 class Judge(NamedTuple):
@@ -59,3 +60,4 @@ class Verdict(NamedTuple):
     logprobs: list[TopLogprobs]  # one for each token of the result; empty if none are wanted
     divergences: tuple[float, ...]  # of the target from the draft, at each position of the path that states one
     features: Tensor | None  # [tokens, F], of the position before each token of the result; None = none are wanted
+    node_tops: Sequence[LikelyTokens] = ()  # after the root and after each node, if they are wanted

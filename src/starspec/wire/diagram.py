@@ -49,6 +49,8 @@ INSIDE: Final = (  # types of fields of messages
     messages.RequestSpec,
     messages.TokenLogprob,
     messages.PromptLogprob,
+    messages.DraftToVerify,
+    messages.Verified,
     messages.RowChange,
     messages.WindowHead,
     messages.JudgeOf,

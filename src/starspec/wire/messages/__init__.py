@@ -30,12 +30,14 @@ from starspec.wire.messages.draft_link import (
 from starspec.wire.messages.serving_link import (
     GRAMMAR_FAILED,
     Abort,
+    DraftToVerify,
     EngineOutput,
     PromptLogprob,
     Rejected,
     RequestSpec,
     Submit,
     TokenLogprob,
+    Verified,
 )
 from starspec.wire.messages.stage_link import (
     Attach,
@@ -77,6 +79,7 @@ __all__ = [
     "Close",
     "CoordinatorToStage",
     "Detach",
+    "DraftToVerify",
     "Drawn",
     "EngineOutput",
     "Fault",
@@ -119,6 +122,7 @@ __all__ = [
     "TreeShape",
     "Verdict",
     "VerdictOf",
+    "Verified",
     "Welcome",
     "WindowHead",
 ]

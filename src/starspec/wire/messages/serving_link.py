@@ -10,14 +10,33 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from starspec.config import MAX_TOP_LOGPROBS, Policy
+from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_LOGPROBS, Policy
 from starspec.sampling.grammar import GrammarSpec
 from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.tree import DraftTree
 from starspec.stats import RequestStats
 from starspec.wire.messages.base import DraftCount, Message, RequestName, StopStrings, TokenIdList
 
 GRAMMAR_FAILED: Final = "the grammar cannot be followed"
 """How the `stop_reason` of an answer begins that was ended for that."""
+
+
+class DraftToVerify(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A draft of the client's own, to be verified in one forward behind the prompt; nothing else is generated."""
+
+    token_ids: Annotated[TokenIdList, Meta(max_length=MAX_DRAFT_TOKENS)]
+    parents: list[int] | None = None  # as in `Proposal`
+    num_top: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None  # likeliest tokens after each node
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError if the fields do not form a tree."""
+        _ = self.tree
+
+    @property
+    def tree(self) -> DraftTree:
+        if self.parents is None:
+            return DraftTree.chain(self.token_ids)
+        return DraftTree(tuple(self.token_ids), tuple(self.parents))
 
 
 class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -34,6 +53,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     num_draft_tokens: DraftCount | None = None  # depth of the proposals; None: the target chooses; 0: no drafts
     length_policy: Policy | None = None  # how deep proposals are; None: the target's own policy
     relaxed_tau: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0  # of relaxed verification, which is lossy; 0: strict
+    draft: DraftToVerify | None = None  # None: generate
     grammar: GrammarSpec | None = None  # the answer follows it; None: any text
 
 
@@ -68,6 +88,13 @@ class PromptLogprob(msgspec.Struct, frozen=True):
     top: list[tuple[int, float]]  # (token id, log-probability), most likely first
 
 
+class Verified(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the target says to a client's draft, beside the tokens that it emits."""
+
+    accepted_nodes: list[int]  # ancestors first
+    tops: list[list[tuple[int, float]]] = []  # after the prompt and after each node, as `top` of TokenLogprob
+
+
 class EngineOutput(Message, frozen=True):
     """target -> gateway: what one round, or one chunk of the prompt, added to a request.
 
@@ -84,6 +111,7 @@ class EngineOutput(Message, frozen=True):
     stop_reason: int | str | None = None  # the stop token id or stop string that ended the answer
     stats: RequestStats | None = None
     prompt_logprobs: list[PromptLogprob] | None = None
+    verified: Verified | None = None
 
 
 class Rejected(Message, frozen=True):

@@ -1,0 +1,77 @@
+"""`/v1/verify`: drafts of the client's own, about which a target says how far they are right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from starspec.wire.messages import EngineOutput, Verified
+
+
+async def asked(gateway: Any, verified: Verified, token_ids: list[int], **body: Any) -> dict[str, Any]:
+    """The reply, if the target answers so."""
+    target = gateway.target
+    target.script = None
+    plain = target.send
+
+    def send(message: Any) -> None:
+        plain(message)
+        for request_id in [*target.open]:
+            target.open.pop(request_id)
+            output = EngineOutput(request_id, token_ids, "", finish_reason="length", verified=verified)
+            target._outbox.put_nowait(output)
+
+    target.send = send
+    reply = await gateway.post("/v1/verify", **body)
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+async def test_a_verdict_tells_how_far_a_chain_is_right(gateway: Any, tokenizer: Any) -> None:
+    draft = tokenizer.encode("bcx")
+    answer = tokenizer.encode("bcd")
+    reply = await asked(
+        gateway, Verified([0, 1]), answer, prompt="a", draft_token_ids=draft, temperature=0, model="toy-model"
+    )
+    assert (reply["object"], reply["model"]) == ("verification", "toy-model")
+    assert (reply["accepted_length"], reply["accepted_nodes"], reply["token_ids"]) == (2, [0, 1], answer)
+    assert (reply["next_token_id"], reply["next_token"]) == (answer[-1], "d")
+    assert reply["usage"] == {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}
+    assert "places" not in reply
+    [spec] = gateway.target.submitted.values()
+    assert (spec.draft.token_ids, spec.draft.parents, spec.draft.num_top) == (draft, None, None)
+    assert (spec.max_tokens, spec.num_draft_tokens, spec.sampling.end_token_ids) == (4, 0, ())
+    assert spec.sampling.is_greedy
+
+
+async def test_a_verdict_about_a_tree_has_the_likeliest_tokens_at_each_place(gateway: Any) -> None:
+    tops = [[(65, -0.5)], [(66, -1.0)], [(67, -1.5)]]
+    body = {"prompt": [64], "draft_token_ids": [65, 66], "parents": [-1, -1], "top_logprobs": 1, "seed": 5}
+    reply = await asked(gateway, Verified([1], tops), [66, 67], **body)
+    assert [place["node"] for place in reply["places"]] == [-1, 0, 1]
+    assert [place["top_logprobs"][0]["token_id"] for place in reply["places"]] == [65, 66, 67]
+    [spec] = gateway.target.submitted.values()
+    assert (spec.max_tokens, spec.sampling.seed, spec.draft.num_top) == (2, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"draft_token_ids": [1]}, "prompt"),
+        ({"prompt": "a"}, "draft_token_ids"),
+        ({"prompt": "", "draft_token_ids": [1]}, "prompt"),
+        ({"prompt": "a", "draft_token_ids": [999]}, "draft_token_ids"),
+        ({"prompt": "a", "draft_token_ids": [1] * 65}, "draft_token_ids"),
+        ({"prompt": "a", "draft_token_ids": [1, 2], "parents": [-1]}, "parents"),
+        ({"prompt": "a", "draft_token_ids": [1, 1], "parents": [-1, -1]}, "parents"),
+        ({"prompt": "a", "draft_token_ids": [1, 2], "parents": [1, -1]}, "parents"),
+        ({"prompt": "a", "draft_token_ids": [1], "top_logprobs": 21}, "top_logprobs"),
+        ({"prompt": "a", "draft_token_ids": [1], "temperature": -1}, "temperature"),
+        ({"prompt": "a", "draft_token_ids": [1], "stream": True}, "stream"),
+        ({"prompt": "a" * 62, "draft_token_ids": [1, 2]}, "draft_token_ids"),
+    ],
+)
+async def test_what_is_wrong_with_a_draft_is_named(gateway: Any, body: dict[str, Any], param: str) -> None:
+    response = await gateway.post("/v1/verify", **body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
