@@ -106,6 +106,9 @@ class Routes:
         translation = self._services.translator.verification(body, self._services.router.max_model_len)
         return await self._answer(translation, self._verification_builder, "verify", request)
 
+    async def embeddings(self) -> Response:
+        raise RequestError("this server generates text and computes no embeddings: ask one that has a model for them")
+
     async def models(self) -> Response:
         self.of_health.check_ready()
         return JSONResponse({"object": "list", "data": [self._card()]})
@@ -277,6 +280,7 @@ def _add_routes(app: FastAPI, routes: Routes, json_route: type[JsonRoute]) -> No
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
     for method in ("GET", "POST"):  # as vLLM. Two routes, since one has one id in the OpenAPI description
         app.add_api_route("/ping", routes.of_health.ping, methods=[method], response_model=None)
+    app.add_api_route("/v1/embeddings", routes.embeddings, methods=["POST"], response_model=None)
     for path, endpoint in posts.items():
         app.router.add_api_route(path, endpoint, methods=["POST"], response_model=None, route_class_override=json_route)
 

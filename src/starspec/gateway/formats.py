@@ -150,7 +150,7 @@ class ChatFormat:
     def opening(self, answer: Answer) -> AnyChoice | None:
         return ChatDeltaChoice(
             index=answer.index,
-            delta=Delta("assistant", "" if self._options.tool_use is None else UNSET),
+            delta=Delta("assistant", content=UNSET if self._options.tool_use or self._options.thinking else ""),
             prompt_token_ids=_token_ids(answer.prompt_token_ids, self._options),
         )
 

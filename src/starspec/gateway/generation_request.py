@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from starspec.gateway.reasoning import Thinking
 from starspec.gateway.tools import ToolUse
 from starspec.wire.messages import RequestSpec
 
@@ -20,7 +21,9 @@ class ReplyOptions:
     echo: bool = False  # the text begins with the prompt, and its log-probabilities with those of the prompt
     has_answer: bool = True  # false: only the prompt is echoed
     has_token_ids: bool = False
-    tool_use: ToolUse | None = None  # None: a text is just text
+    tool_use: ToolUse | None = None  # None: a text has no calls
+    thinking: Thinking | None = None  # None: a text has no reasoning
+    is_reasoning_told: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from starspec.errors import ContextTooLong, RequestError
 from starspec.gateway.chat_template import ChatTemplate
+from starspec.gateway.reasoning import OPENING, Thinking, thinks
 from starspec.gateway.schema import ChatMessage, ChatPrompt, FunctionTool, ToolCall
 from starspec.gateway.token_text import TokenText
 from starspec.gateway.tools import known, syntax_of
@@ -40,6 +41,7 @@ RESERVED_KWARGS: Final = frozenset(  # set by this server, or able to replace th
 
 NUM_WORKERS: Final = 4  # threads; one that renders a slow template leaves three
 PIECE: Final = 2**18  # characters of a text that is tokenized without counting first
+FEW_LAST: Final = 16  # tokens of a prompt that show how it ends
 FEW_TOKENS: Final = 2**13  # decoded in a few milliseconds
 UNKNOWN_CONTEXT: Final = 2**17  # tokens; assumed by /tokenize while no target is connected
 
@@ -62,7 +64,9 @@ class PromptCodec:
         self._template = ChatTemplate(tokenizer, clock)
         self.workers = ThreadPoolExecutor(max_workers=NUM_WORKERS, thread_name_prefix="tokenizer")
         self.eos_token_ids = eos_token_ids
-        self.tool_syntax = syntax_of(_template_with_tools(tokenizer))
+        template = _template_with_tools(tokenizer)
+        self.tool_syntax = syntax_of(template)
+        self.thinks = thinks(template)
         self.vocab_size = len(tokenizer)
         self.tokens = TokenText(tokenizer)
         self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)  # characters
@@ -108,6 +112,13 @@ class PromptCodec:
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
             )
         return await self.run(self._encode_chat, prompt.messages, prompt.tools, opens, continues, extra, max_model_len)
+
+    async def thinking_of(self, prompt: Sequence[int]) -> Thinking | None:
+        """Where an answer to this prompt begins; None if the model does not think aloud."""
+        if not self.thinks:
+            return None
+        end = await self.decode(prompt[-FEW_LAST:])
+        return Thinking.HAS_BEGUN if end.rstrip().endswith(OPENING) else Thinking.MAY_BEGIN
 
     def is_special(self, token: str) -> bool:
         """Whether it is a special token, which texts of answers leave out unless they are told not to."""
@@ -176,6 +187,9 @@ class PromptCodec:
             for name in ("tool_calls", "tool_call_id"):
                 if getattr(each, name):
                     known(self.tool_syntax, f"messages[{index}].{name}")
+            if (each.reasoning or each.reasoning_content) and not self.thinks:
+                name = f"messages[{index}].{'reasoning' if each.reasoning else 'reasoning_content'}"
+                raise RequestError(f"{name} is not supported: this model does not think aloud, leave it out", name)
         messages = [_template_message(index, each) for index, each in enumerate(given)]
         for message in messages:
             self._check_length(message["content"], "messages", max_model_len)
@@ -204,7 +218,11 @@ def _template_with_tools(tokenizer: Any) -> str | None:
 def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
     content = message.content
     text = content if isinstance(content, str) else "\n".join(part.text for part in content or [])
-    more = {name: value for name in ("name", "tool_call_id") if (value := getattr(message, name)) is not None}
+    more: dict[str, Any] = {
+        name: value for name in ("name", "tool_call_id") if (value := getattr(message, name)) is not None
+    }
+    if reasoning := message.reasoning or message.reasoning_content:
+        more["reasoning_content"] = more["reasoning"] = reasoning
     if message.tool_calls:
         more["tool_calls"] = [_template_call(index, *each) for each in enumerate(message.tool_calls)]
     return {"role": message.role, "content": text, **more}

@@ -108,6 +108,7 @@ class ToolCall(Struct, frozen=True):
 
 class AssistantMessage(Struct, frozen=True):
     content: str | None
+    reasoning: str | UnsetType = UNSET  # vLLM's name
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
@@ -120,6 +121,7 @@ class ChatChoice(Choice, frozen=True, kw_only=True):
 
 class Delta(Struct, frozen=True):
     role: Literal["assistant"] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET  # vLLM's name
     content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 

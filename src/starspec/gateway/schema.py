@@ -175,6 +175,8 @@ class ChatMessage(Body):
     name: Text | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: Text | None = None
+    reasoning: Text | None = None  # of an assistant; so is the next, by an older name
+    reasoning_content: Text | None = None
 
     @field_validator("content")
     @classmethod
@@ -207,6 +209,7 @@ class ChatCompletionRequest(ChatPrompt, SamplingFields):
     max_completion_tokens: Limit | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
 
 class TokenizeRequest(Body):

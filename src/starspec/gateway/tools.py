@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from starspec.errors import RequestError
+from starspec.gateway.reasoning import held
 from starspec.gateway.schema import ChatCompletionRequest, FunctionTool, NamedTool
 from starspec.quoting import quoted
 from starspec.structured_outputs import StructuredOutputsParams
@@ -179,8 +180,7 @@ class ToolReader:
             pieces.content += "" if self._num_calls and not self._rest.strip() else self._rest
             self._rest = ""
             return False
-        held = next(num for num in range(len(opening) - 1, -1, -1) if self._rest.endswith(opening[:num]))
-        sure = self._rest[: len(self._rest) - held].rstrip()
+        sure = self._rest[: len(self._rest) - held(self._rest, opening)].rstrip()
         pieces.content += sure
         self._rest = self._rest[len(sure) :]
         return False

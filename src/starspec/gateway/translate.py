@@ -13,6 +13,7 @@ from starspec.errors import CapacityError, ContextTooLong, RequestError
 from starspec.gateway.answer_form import check_form, form_of
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.prompts import PromptCodec
+from starspec.gateway.reasoning import CLOSING, OPENING
 from starspec.gateway.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -95,25 +96,30 @@ class Translator:
         """As `completion`."""
         refuse_unsupported(request.model_extra, ChatCompletionRequest.model_fields)
         tool_use = ToolUse.of(request, self._codec.tool_syntax)
-        params = self._with_tools(self._chat_params(request), tool_use)
+        params = self._with_markup(self._chat_params(request), tool_use)
         told = request if tool_use is not None else request.model_copy(update={"tools": None})
         prompt = await self._codec.encode_chat(told, max_model_len)
         limit_param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         made = await self._codec.run(
             self._generation_request, request, params, [prompt], "messages", limit_param, max_model_len
         )
-        return replace(made, options=replace(made.options, tool_use=tool_use))
+        is_free = params.structured_outputs is None  # a grammar leaves no room for thoughts
+        thinking = await self._codec.thinking_of(prompt) if is_free else None
+        is_told = request.include_reasoning is not False
+        options = replace(made.options, tool_use=tool_use, thinking=thinking, is_reasoning_told=is_told)
+        return replace(made, options=options)
 
-    def _with_tools(self, params: SamplingParams, tool_use: ToolUse | None) -> SamplingParams:
-        """The parameters of an answer that may call tools."""
-        if tool_use is None:
-            return params
-        if tool_use.demand is not None:
+    def _with_markup(self, params: SamplingParams, tool_use: ToolUse | None) -> SamplingParams:
+        """The parameters of an answer that may call tools, and think."""
+        tags = [OPENING, CLOSING] if self._codec.thinks else []
+        tags += [tool_use.syntax.opening] if tool_use is not None else []
+        if any(map(self._codec.is_special, tags)):
+            params = replace(params, skip_special_tokens=False)
+        if tool_use is not None and tool_use.demand is not None:
             if params.structured_outputs is not None:
                 raise RequestError("tool_choice demands a call, and another format is asked for", "tool_choice")
             params = replace(params, structured_outputs=tool_use.demand)
-        is_hidden = self._codec.is_special(tool_use.syntax.opening)
-        return replace(params, skip_special_tokens=params.skip_special_tokens and not is_hidden)
+        return params
 
     def _chat_params(self, request: ChatCompletionRequest) -> SamplingParams:
         """As `_params`, with errors that name the parameter as the chat API does."""

@@ -76,8 +76,6 @@ WITHOUT_EFFECT: Final = frozenset(  # clients send them, and no value of theirs 
 OF_A_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {  # what a chat template would have to render
     "audio": (),
     "function_call": (),
-    "reasoning": ("",),
-    "reasoning_content": ("",),
 }
 
 OLD_TOOLS: Final = "chats take tools and tool_choice in its place: use those, or leave this out"
