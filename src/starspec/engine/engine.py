@@ -339,7 +339,9 @@ class TargetEngine:
         if spec.draft is not None:
             self._check_draft(spec.draft)
         if self._config.pipe.stages and spec.prompt_logprobs is not None:
-            raise RequestError("a model in stages gives no log-probabilities of prompts: leave it out", "prompt_logprobs")
+            raise RequestError(
+                "a model in stages gives no log-probabilities of prompts: leave it out", "prompt_logprobs"
+            )
         if not all(0 <= token_id < info.vocab_size for token_id in spec.sampling.logit_bias):
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
 
