@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 
+from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.schema import ChatCompletionRequest
 from starspec.gateway.tools import (
     HERMES,
@@ -159,6 +160,23 @@ def test_a_demanded_call_has_a_grammar(
         is_whole = matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
         assert is_whole == (text in good), text
     assert all(read(syntax, [text]).calls and not read(syntax, [text]).content for text in good)
+
+
+def test_tags_that_are_tokens_are_demanded_as_tokens(tokenizer: Any) -> None:
+    tagged = deepcopy(tokenizer)
+    tagged.add_tokens(["<tool_call>", "</tool_call>"])
+    tagged.chat_template = HERMES_TEMPLATE
+    codec = PromptCodec(tagged, (257,))
+    codec.close()
+    asked = {"messages": [USER], "tools": [WEATHER], "tool_choice": "required"}
+    use = ToolUse.of(ChatCompletionRequest.model_validate(asked), codec.tool_syntax)
+    assert use is not None
+    assert use.grammar is not None
+    matcher = LLMatcher(from_tokenizer(tagged), use.grammar.text)
+    ids = tagged.encode(f"{ONE}\n{ONE}", add_special_tokens=False)
+    assert ids.count(258) == 2
+    assert matcher.try_consume_tokens(ids) == len(ids)
+    assert matcher.is_accepting()
 
 
 @pytest.fixture(scope="module")

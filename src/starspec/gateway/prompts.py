@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from starspec.errors import ContextTooLong, RequestError
@@ -65,7 +66,9 @@ class PromptCodec:
         self.workers = ThreadPoolExecutor(max_workers=NUM_WORKERS, thread_name_prefix="tokenizer")
         self.eos_token_ids = eos_token_ids
         template = _template_with_tools(tokenizer)
-        self.tool_syntax = syntax_of(template)
+        added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+        syntax = syntax_of(template)
+        self.tool_syntax = syntax and replace(syntax, are_tokens={syntax.opening, syntax.closing} <= added)
         self.thinks = thinks(template)
         self.vocab_size = len(tokenizer)
         self.tokens = TokenText(tokenizer)

@@ -11,6 +11,7 @@ from starspec.errors import RequestError
 from starspec.gateway.reasoning import held
 from starspec.gateway.schema import ChatCompletionRequest, FunctionTool, NamedTool
 from starspec.quoting import quoted
+from starspec.sampling.grammar import GrammarSpec
 from starspec.structured_outputs import StructuredOutputsParams
 
 MAX_CALLS: Final = 16  # of one answer that a grammar demands
@@ -29,16 +30,23 @@ class ToolSyntax:
     opening: str  # empty: a call is at the beginning of an answer, or nowhere
     closing: str
     arguments_key: str
+    are_tokens: bool = False  # the two texts are tokens of the vocabulary
 
-    def demand(self, tools: Sequence[FunctionTool], most: int) -> StructuredOutputsParams:
-        """The form of an answer that is 1 to `most` calls of these tools. Raises: RequestError if it is too long."""
+    def demand(self, tools: Sequence[FunctionTool], most: int, *, as_tokens: bool = False) -> StructuredOutputsParams:
+        """The form of an answer that is 1 to `most` calls of these tools.
+
+        Args:
+            as_tokens: the opening and closing texts are tokens. In a grammar a text is never spelled by such tokens.
+        Raises: RequestError if it is too long.
+        """
         schema = {"anyOf": [self._schema(each) for each in tools], "x-guidance": SEPARATORS}
         call = f"%json {json.dumps(schema, ensure_ascii=False)}"
         if not self.opening:  # its templates render one call only
             grammar = f"start: call\ncall: {call}\n"
         else:
             more = f' ("\\n" block){{0,{most - 1}}}' if most > 1 else ""
-            block = f'"{self.opening}\\n" call "\\n{self.closing}"'
+            opening, closing = (each if as_tokens else f'"{each}"' for each in (self.opening, self.closing))
+            block = f'{opening} "\\n" call "\\n" {closing}'
             grammar = f"start: block{more}\nblock: {block}\ncall: {call}\n"
         try:
             return StructuredOutputsParams(grammar=grammar)
@@ -85,6 +93,7 @@ class ToolUse:
     syntax: ToolSyntax
     most: int  # calls; later ones are dropped
     demand: StructuredOutputsParams | None  # None: it need not call one
+    grammar: GrammarSpec | None = None  # the demand for the model's own vocabulary
 
     @classmethod
     def of(cls, request: ChatCompletionRequest, syntax: ToolSyntax | None) -> ToolUse | None:
@@ -103,8 +112,10 @@ class ToolUse:
             return None
         syntax = known(syntax, "tools")
         most = MAX_CALLS if request.parallel_tool_calls is not False and syntax.opening else 1
-        is_demanded = choice is not None and choice != "auto"
-        return cls(syntax, most, syntax.demand(tools, most) if is_demanded else None)
+        if choice is None or choice == "auto":
+            return cls(syntax, most, None)
+        grammar = syntax.demand(tools, most, as_tokens=syntax.are_tokens).spec()
+        return cls(syntax, most, syntax.demand(tools, most), grammar)
 
 
 @dataclass(frozen=True, slots=True)

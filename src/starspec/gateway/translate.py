@@ -107,7 +107,10 @@ class Translator:
         thinking = await self._codec.thinking_of(prompt) if is_free else None
         is_told = request.include_reasoning is not False
         options = replace(made.options, tool_use=tool_use, thinking=thinking, is_reasoning_told=is_told)
-        return replace(made, options=options)
+        specs = made.specs
+        if tool_use is not None and tool_use.grammar is not None:
+            specs = tuple(msgspec.structs.replace(each, grammar=tool_use.grammar) for each in specs)
+        return replace(made, options=options, specs=specs)
 
     def _with_markup(self, params: SamplingParams, tool_use: ToolUse | None) -> SamplingParams:
         """The parameters of an answer that may call tools, and think."""
