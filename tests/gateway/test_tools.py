@@ -319,6 +319,24 @@ async def test_what_is_wrong_with_tools_is_named(able: Any, asked: dict[str, Any
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+async def test_a_schema_of_which_no_grammar_can_be_made_is_named(able: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}
+    response = await able.post("/v1/chat/completions", messages=[USER], tools=[tool], tool_choice="required")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+    both = {"tools": [CLOCK], "tool_choice": "required", "response_format": {"type": "json_object"}}
+    response = await able.post("/v1/chat/completions", messages=[USER], **both)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize("depth", [900, 5000])
+async def test_what_is_nested_too_deeply_is_named(able: Any, depth: int) -> None:
+    arguments = '{"a":' + "[" * depth + "]" * depth + "}"
+    said = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    response = await able.post("/v1/chat/completions", messages=[said])
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("messages")
+
+
 @pytest.mark.parametrize(
     "asked",
     [

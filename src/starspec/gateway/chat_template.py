@@ -62,8 +62,10 @@ class ChatTemplate:
             )
         except RequestError:
             raise
-        except RecursionError as error:  # messages are flat
-            param = "tools" if tools else "chat_template_kwargs"
+        except RecursionError as error:
+            param = (
+                "tools" if tools else "chat_template_kwargs" if extra else "messages"
+            )  # these have arguments of calls
             raise RequestError(f"{param} are nested too deeply", param) from error
         except Exception as error:
             why = shortened(str(error)) or type(error).__name__

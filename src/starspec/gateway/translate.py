@@ -100,9 +100,15 @@ class Translator:
         told = request if tool_use is not None else request.model_copy(update={"tools": None})
         prompt = await self._codec.encode_chat(told, max_model_len)
         limit_param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-        made = await self._codec.run(
-            self._generation_request, request, params, [prompt], "messages", limit_param, max_model_len
-        )
+        try:
+            made = await self._codec.run(
+                self._generation_request, request, params, [prompt], "messages", limit_param, max_model_len
+            )
+        except RequestError as error:
+            is_of_tools = tool_use is not None and tool_use.demand is not None
+            if not (is_of_tools and (error.param or "").startswith("structured_outputs")):
+                raise
+            raise RequestError(f"tools: no grammar can be made of their schemas: {error}", "tools") from error
         is_free = params.structured_outputs is None  # a grammar leaves no room for thoughts
         thinking = await self._codec.thinking_of(prompt) if is_free else None
         is_told = request.include_reasoning is not False
