@@ -39,7 +39,7 @@ test: models
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not system and not vllm and not browser" -n 2 --dist worksteal --durations=20
 
 # No other make target includes this one: it needs a browser, and a machine that is not busy.
-test-browser: models
+test-browser: $(INSTALLED)
 	command -v $(CHROMIUM) > /dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
 	$(PIP) install -qq --disable-pip-version-check -c constraints.txt -e ".[browser]"
 	CHROMIUM=$$(command -v $(CHROMIUM)) PICTURES=$(PICTURES) $(BIN)/python -m pytest -m browser tests/browser

@@ -48,7 +48,7 @@ def summarize(
             Column("verify", lambda row: row.verify_s / row.whole_s, ".0%"),
             Column("wait: the hub drafts", lambda row: row.draft_s / row.whole_s, ".0%"),
             Column("wait: nobody drafts", lambda row: row.wire_s / row.whole_s, ".0%"),
-            Column("between rounds", lambda row: row.other_s / row.whole_s, ".0%"),
+            Column("no round", lambda row: row.other_s / row.whole_s, ".0%"),
         ),
         summary.rounds,
     )

@@ -44,7 +44,7 @@ class Rounds(NamedTuple):
     verify_s: float
     draft_s: float  # of the waits: a hub drafts meanwhile
     wire_s: float  # of the waits: no hub drafts, so a message is on its way, or the hub is late for other reasons
-    other_s: float  # between rounds
+    other_s: float  # between rounds, and while there was no request
 
     @property
     def whole_s(self) -> float:

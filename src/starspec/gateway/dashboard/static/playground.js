@@ -22,9 +22,10 @@ async function runBoth(model) {
   }
   tell("", "With speculation …");
   try {
-    const on = await answer(model, true, "on");
+    const prompt = await tokens(model);
+    const on = await answer(model, prompt, true, "on");
     tell("", "Without …");
-    const off = await answer(model, false, "off");
+    const off = await answer(model, prompt, false, "off");
     compare(on, off);
   } catch (error) {
     tell("bad", stopping.signal.aborted ? "Stopped." : error.message);
@@ -39,32 +40,39 @@ function tell(kind, text) {
   say(byId("verdict"), text);
 }
 
-function bodyOf(model, isSpeculative) {
-  const isChat = byId("mode").value === "chat";
-  const prompt = byId("prompt").value;
-  return {
-    model,
-    ...(isChat ? { messages: [{ role: "user", content: prompt }], logprobs: true } : { prompt, logprobs: 0 }),
-    max_tokens: Number(byId("tokens").value),
-    temperature: Number(byId("temperature").value),
-    seed: Number(byId("seed").value),
-    stream: true,
-    return_token_ids: true,
-    ...(isSpeculative ? {} : { speculative: false }),
-  };
-}
-
-async function answer(model, isSpeculative, side) {
-  const path = byId("mode").value === "chat" ? "v1/chat/completions" : "v1/completions";
+async function post(path, body) {
   const response = await fetch(path, {
     method: "POST",
     headers: { "Content-Type": "application/json", ...headers() },
-    body: JSON.stringify(bodyOf(model, isSpeculative)),
+    body: JSON.stringify(body),
     signal: stopping.signal,
   });
   if (!response.ok) {
     throw new Error((await response.json()).error?.message ?? `the gateway answers ${response.status}`);
   }
+  return response;
+}
+
+// The prompt's tokens: only text completions tell where each token of the answer begins.
+async function tokens(model) {
+  const prompt = byId("prompt").value;
+  const asked = byId("mode").value === "chat" ? { messages: [{ role: "user", content: prompt }] } : { prompt };
+  return (await (await post("tokenize", { model, ...asked })).json()).tokens;
+}
+
+async function answer(model, prompt, isSpeculative, side) {
+  const body = {
+    model,
+    prompt,
+    max_tokens: Number(byId("tokens").value),
+    temperature: Number(byId("temperature").value),
+    seed: Number(byId("seed").value),
+    stream: true,
+    logprobs: 0,
+    return_token_ids: true,
+    ...(isSpeculative ? {} : { speculative: false }),
+  };
+  const response = await post("v1/completions", body);
   const shown = new Shown(byId(`${side}-text`));
   for await (const event of events(response)) {
     if (event !== "[DONE]") {
@@ -80,12 +88,12 @@ async function answer(model, isSpeculative, side) {
 class Shown {
   constructor(place) {
     this.place = place;
+    this.characters = [];
     this.tokenIds = [];
     this.areDrafts = []; // by token
-    this.bytes = []; // by token
+    this.offsets = []; // by token: where it begins; those of the last tokens come later than the tokens
     this.numShown = 0;
     this.metrics = null;
-    this.decoder = new TextDecoder();
   }
 
   take(chunk) {
@@ -95,13 +103,12 @@ class Shown {
     this.metrics = chunk.metrics ?? this.metrics;
     const [choice] = chunk.choices ?? [];
     const ids = choice?.token_ids ?? [];
-    ids.forEach((id, index) => {
-      this.tokenIds.push(id);
-      this.areDrafts.push(index < ids.length - 1);
-    });
-    this.bytes.push(...bytesOf(choice?.logprobs));
+    this.tokenIds.push(...ids);
+    this.areDrafts.push(...ids.map((_, index) => index < ids.length - 1));
+    this.offsets.push(...(choice?.logprobs?.text_offset ?? []));
+    this.characters.push(...(choice?.text ?? ""));
     this.settleLast(ids.length > 0);
-    this.show();
+    this.show(this.offsets.length - 1);
   }
 
   // The last round may end within its drafts: then its last token is a draft, too.
@@ -112,34 +119,16 @@ class Shown {
     }
   }
 
-  show() {
-    for (; this.numShown < this.bytes.length; this.numShown++) {
-      const text = this.decoder.decode(this.bytes[this.numShown], { stream: true });
+  show(end) {
+    for (; this.numShown < end; this.numShown++) {
+      const text = this.characters.slice(this.offsets[this.numShown], this.offsets[this.numShown + 1]).join("");
       this.place.append(this.areDrafts[this.numShown] ? element("mark", { class: "accepted" }, text) : text);
     }
   }
 
   finish() {
-    this.place.append(this.decoder.decode());
+    this.show(this.offsets.length);
   }
-}
-
-function bytesOf(logprobs) {
-  if (!logprobs) {
-    return [];
-  }
-  const encoder = new TextEncoder();
-  return logprobs.content
-    ? logprobs.content.map((each) => new Uint8Array(each.bytes))
-    : logprobs.tokens.map((text) => spelled(text) ?? encoder.encode(text));
-}
-
-// OpenAI's `bytes:\xe2\x82` of a token that is not whole characters.
-function spelled(text) {
-  if (!/^bytes:(\\x[0-9a-f]{2})+$/.test(text)) {
-    return null;
-  }
-  return new Uint8Array(text.slice(6).match(/[0-9a-f]{2}/g).map((each) => parseInt(each, 16)));
 }
 
 function factsOf(shown) {
