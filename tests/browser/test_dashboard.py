@@ -203,6 +203,7 @@ def locked(tmp_path: Path) -> Iterator[str]:
     """The address of a gateway that asks for a key."""
     log = tmp_path / "gateway.log"
     command = [sys.executable, "-m", "starspec", "gateway", "--target", "synthetic:vocab=256", "--port", "0"]
+    command += ["--endpoint", "tcp://127.0.0.1:1"]  # nobody is there
     with log.open("wb") as output:
         environment = {**os.environ, "STARSPEC_API_KEY": "secret"}
         process = psutil.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
