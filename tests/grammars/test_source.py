@@ -29,7 +29,10 @@ NESTED = {"type": "object", "properties": {"a/b": {"anyOf": [{"type": "null"}, {
         ("choice", "[1]", "choice"),
         ("grammar", 'start: "a" foo', 'unknown name: "foo"'),
         ("grammar", 'root ::= "a" b', "Rule 'b' not found"),
-        ("grammar", "start: " + " ".join(["/a?/"] * 9000), "Too many items"),
+        ("grammar", "start: " + " ".join(["/a?/"] * 6000), "Too many items"),
+        ("grammar", "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(2500)), "1000 are allowed"),
+        ("grammar", "\n" * 2**15, "GBNF may have 16384"),
+        ("json", '{"items":' * 400 + "{}" + "}" * 400, "recursion limit exceeded"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(kind, text, words) -> None:

@@ -346,7 +346,7 @@ class TargetEngine:
             raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
 
     def compile(self, spec: RequestSpec) -> GrammarMatcher | None:
-        """The grammar of a request; None if it has none. It may take 0.1 s, and may be called on another thread.
+        """The grammar of a request; None if it has none. It may take a second, and may be called on another thread.
 
         Raises: RequestError if this target cannot hold an answer to it.
         """

@@ -40,7 +40,7 @@ def form_of(request: SamplingFields) -> StructuredOutputsParams | None:
 
 
 def check_form(request: SamplingFields, grammar: GrammarSpec | None) -> None:
-    """Compile a grammar that the request asks for. It may take 0.1 s.
+    """Compile a grammar that the request asks for. It may take a second.
 
     Raises: RequestError with the place, naming the parameter that the request has.
     """

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from starspec.errors import RequestError
 from starspec.quoting import readable, shortened
@@ -18,6 +19,10 @@ from starspec.sampling.grammar import GrammarSpec
 JSON_OPTIONS: Final[Any] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
 MAX_SEARCHED: Final = 2**18  # characters of subschemas that are compiled to find the one that is at fault
 MAX_COMPLAINT: Final = 500  # characters
+LARK_RULE: Final = re.compile(r"%llguidance\b|start\s*:")  # every grammar has such a line, or is GBNF
+RULE: Final = re.compile(r"[\w})\]]\s*:")  # what a rule begins with; keys of JSON end with a quote before the colon
+MAX_RULES: Final = 1000
+MAX_GBNF: Final = 2**14  # characters; its conversion takes the square of a chain of rules
 ONE: Final = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 LISTED: Final = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -25,7 +30,7 @@ SHARED: Final = ("$defs", "definitions")  # what references of subschemas mostly
 
 
 def limits() -> LLParserLimits:
-    """What compiling and one step of an answer may cost: about 0.1 s and 20 MiB at worst, mostly a thousandth of it."""
+    """What a grammar may cost: some 20 MiB, and some 0.03 s a step. Mostly it is a thousandth of that."""
     return LLParserLimits(
         max_grammar_size=100_000,
         max_lexer_states=10_000,
@@ -71,9 +76,26 @@ def _of_schema(schema: dict[str, Any]) -> str:
 
 
 def _lark(text: str) -> str:
+    """Lark, or GBNF converted to it.
+
+    A chain of thousands of rules would end this process: the library follows it on the stack.
+    """
+    if not any(LARK_RULE.match(line.lstrip()) for line in text.splitlines()):
+        text = _converted(text)
+    num_rules = len(RULE.findall(text))
+    if num_rules > MAX_RULES:
+        raise ValueError(f"has {num_rules} rules; {MAX_RULES} are allowed")
+    return text
+
+
+def _converted(gbnf: str) -> str:
+    if len(gbnf) > MAX_GBNF:
+        raise ValueError(
+            f"has {len(gbnf)} characters; GBNF may have {MAX_GBNF}, and more only Lark, with a rule 'start:'"
+        )
     try:
-        return any_to_lark(text)
-    except Exception as error:  # the converter of GBNF raises nothing more special
+        return gbnf_to_lark(gbnf)
+    except Exception as error:  # the converter raises nothing more special
         raise ValueError(f"neither Lark nor GBNF: {error}") from error
 
 
@@ -90,6 +112,13 @@ def start(source: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 def _complaint(source: str) -> str:
     return start(source, _bytes()).get_error()
+
+
+def _complaint_about(schema: dict[str, Any]) -> str:
+    try:
+        return _complaint(_of_schema(schema))
+    except ValueError as error:
+        return str(error)
 
 
 @cache
@@ -121,7 +150,7 @@ def _place(spec: GrammarSpec, complaint: str) -> str:
             num_left -= len(json.dumps(alone))
             if num_left < 0:
                 break
-            if _complaint(_of_schema(alone)) == complaint:
+            if _complaint_about(alone) == complaint:
                 pointer, here, is_found = pointer + step, each, True
                 break
     return f" (at {shortened(readable(pointer))})"

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 GrammarKind = Literal["json", "regex", "choice", "grammar"]
 
-MAX_GRAMMAR_BYTES: Final = 2**16  # of the text, in UTF-8
+MAX_GRAMMAR_BYTES: Final = 2**15  # of the text, in UTF-8; compiling takes the square of it at worst
 
 
 @dataclass(frozen=True, slots=True)
