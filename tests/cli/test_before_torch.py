@@ -22,6 +22,9 @@ PROMPTS = ("--prompts", "/nowhere")
 DATASET = ("--dataset", "/nowhere")
 NGRAM = ("draft", "--spec-method", "ngram", "--port", "0")
 GATEWAY = ("gateway", *TARGET, "--endpoint", "tcp://127.0.0.1:9")
+OTHERS_HEAD = ("--target", "HERE/small", "--draft", "HERE/head")
+NO_FIT = "does not fit its target: it takes features of size 64, and the target's are of size 32"
+NO_MODEL = "is an EAGLE head, which drafts for a model and is none: give it as the draft"
 SYNTHETIC = "synthetic model: unknown key 'vocabs'; did you mean 'vocab'?"
 
 LINES = {
@@ -35,7 +38,11 @@ LINES = {
     "generate: device": (("generate", "hi", *TARGET, "--device", "cuda:x"), "device 'cuda:x' is unknown"),
     "generate: prompt": (("generate", "a\udcff", *TARGET), "the prompt is not valid Unicode text: give it in UTF-8"),
     "generate: stop": (("generate", "hi", *TARGET, "--stop", "a\udcff"), "--stop must be valid Unicode text"),
+    "generate: another model's head": (("generate", "hi", *OTHERS_HEAD), NO_FIT),
+    "generate: head as target": (("generate", "hi", "--target", "HERE/head"), NO_MODEL),
+    "generate: no name": (("generate", "hi", "--target", ""), "the name of a model is empty: give a"),
     "target: model": (("target", "--target", "/nowhere", "--port", "0"), NOWHERE),
+    "target: head": (("target", "--target", "HERE/head", "--port", "0"), NO_MODEL),
     "target: hub": (
         ("target", *TARGET, "--port", "0", "--hub", "foo"),
         "the hub is at 'foo', which is not of the form",
@@ -54,11 +61,13 @@ LINES = {
         ("draft", "--draft", "HERE/head", "--spec-method", "eagle3", "--port", "0"),
         "an EAGLE head borrows its target's embedding: give --target MODEL too",
     ),
+    "draft: another model's head": (("draft", *OTHERS_HEAD, "--port", "0"), NO_FIT),
     "draft: keys": ((*NGRAM, "--keys", "/nowhere"), "cannot read the key"),
     "draft: port": (("draft", "--spec-method", "ngram", "--port", "TAKEN"), "the hub cannot listen on 127.0.0.1:"),
     "draft: what it cannot do": ((*NGRAM, "--run-ahead", "chain"), "--run-ahead chain is for draft models"),
     "draft: audit log": ((*NGRAM, "--audit-log", "/no/a.jsonl"), "there is no folder '/no'"),
     "gateway: model": (("gateway", "--target", "/nowhere", "--port", "0", "--hub", "tcp://127.0.0.1:9"), NOWHERE),
+    "gateway: head": (("gateway", "--target", "HERE/head", "--port", "0", "--hub", "tcp://127.0.0.1:9"), NO_MODEL),
     "gateway: address": ((*GATEWAY[:-1], "tcp://127.0.0.1:99999"), "and a port must be 1 to 65535"),
     "gateway: hub": ((*GATEWAY, "--hub", "foo"), "the hub is at 'foo', which is not of the form"),
     "gateway: keys": ((*GATEWAY, "--keys", "/nowhere"), "cannot read the key"),
@@ -72,6 +81,8 @@ LINES = {
     "lab: report": (("lab", "--link", "0=tcp://127.0.0.1:9", "--json", "/no/l.json"), "there is no folder '/no'"),
     "up: target": (("up", "/nowhere", "--port", "0"), NOWHERE),
     "up: draft": (("up", *LOST_DRAFT, "--port", "0"), NOWHERE),
+    "up: another model's head": (("up", *OTHERS_HEAD, "--port", "0"), NO_FIT),
+    "up: head as target": (("up", "HERE/head", "--port", "0"), NO_MODEL),
     "up: port": (("up", *TARGET, "--port", "TAKEN"), "cannot listen on 127.0.0.1:"),
     "up: what a draft cannot do": (
         ("up", *TARGET, "--spec-method", "ngram", "--share-prefixes", "hub"),
@@ -85,9 +96,11 @@ LINES = {
     "doctor: server of a draft": (("doctor", "--vllm", "http://127.0.0.1:1", *DRAFT), "no vLLM server answers"),
     "calibrate: target": (("calibrate", *LOST_TARGET), NOWHERE),
     "calibrate: draft": (("calibrate", *LOST_DRAFT), NOWHERE),
+    "calibrate: another model's head": (("calibrate", *OTHERS_HEAD), NO_FIT),
     "calibrate: prompts": (("calibrate", *PAIR, *PROMPTS), NO_FILE),
     "verify: target": (("verify", *LOST_TARGET), NOWHERE),
     "verify: draft": (("verify", *LOST_DRAFT), NOWHERE),
+    "verify: another model's head": (("verify", *OTHERS_HEAD), NO_FIT),
     "verify: prompts": (("verify", *PAIR, *PROMPTS), NO_FILE),
     "train: target": (
         ("train", "--target", "/nowhere", "--prompts", "HERE/prompts.jsonl", "--out", "HERE/out"),
@@ -99,6 +112,7 @@ LINES = {
         NOWHERE,
     ),
     "bench pair: draft": (("bench", "pair", *LOST_DRAFT), NOWHERE),
+    "bench pair: another model's head": (("bench", "pair", *OTHERS_HEAD), NO_FIT),
     "bench pair: prompts": (("bench", "pair", *PAIR, *DATASET), NO_FILE),
     "bench tree: target": (("bench", "tree", *LOST_TARGET), NOWHERE),
     "bench tree: prompts": (("bench", "tree", *PAIR, *DATASET), NO_FILE),
@@ -123,11 +137,16 @@ LINES = {
     "bench faults: draft": (("bench", "faults", *LOST_DRAFT), NOWHERE),
     "bench faults: prompts": (("bench", "faults", *PAIR, *DATASET), NO_FILE),
     "bench warm: draft": (("bench", "warm", "--draft", "/nowhere"), NOWHERE),
+    "bench warm: head": (("bench", "warm", "--draft", "HERE/head"), "bench warm times draft models, and"),
     "bench vllm: program": (("bench", "vllm", *PAIR, "--vllm-python", "/nowhere"), "there is no program '/nowhere'"),
     "bench vllm: draft": (("bench", "vllm", *LOST_DRAFT, "--vllm-python", sys.executable), NOWHERE),
     "bench vllm: prompts": (("bench", "vllm", *PAIR, *DATASET), NO_FILE),
     "bench certify: model": (("bench", "certify", "--model", "/nowhere"), NOWHERE),
     "bench certify: head": (("bench", "certify", "--model", "synthetic:", "--head", "/nowhere"), NOWHERE),
+    "bench certify: another model's head": (
+        ("bench", "certify", "--model", "HERE/small", "--head", "HERE/head"),
+        NO_FIT,
+    ),
     "bench certify: prompts": (("bench", "certify", "--model", "synthetic:", *DATASET), NO_FILE),
     "bench certify: part": (
         ("bench", "certify", "--model", "synthetic:", "--part", "pair"),
@@ -164,7 +183,8 @@ class Outcome(NamedTuple):
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """All lines in one process. It ends with the first line that imports what is slow: the rest may take hours."""
     here = tmp_path_factory.mktemp("here")
-    for folder, content in (("broken", "{"), ("head", '{"architectures": ["LlamaForCausalLMEagle3"]}')):
+    head, small = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}, {"hidden_size": 32}
+    for folder, content in (("broken", "{"), ("head", json.dumps(head)), ("small", json.dumps(small))):
         (here / folder).mkdir()
         (here / folder / "config.json").write_text(content)
     (here / "prompts.jsonl").write_text('{"turns": ["Hello"]}\n')

@@ -25,7 +25,7 @@ from starspec.config import ModelConfig, Option
 from starspec.config.option import A_MODEL, MEASURE, MODELS, P_MIN_RULE
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
-from starspec.models.loading.checks import find_models
+from starspec.models.loading.checks import find_pair
 
 app = CommandLine(name="bench", no_args_is_help=True, help="Measure on this machine.")
 app.command()(batch)
@@ -310,7 +310,8 @@ def certify(
     """
     files = prompt_files(dataset)
     part_of = given.shard(shard) if shard else (1, 1)
-    find_models(options.model, options.head, options.target, options.draft)
+    find_pair(options.model, options.head)
+    find_pair(options.target, options.draft)
     with measuring("bench certify") as bar:
         from starspec.bench.certify import Shard, Subjects, blocks, count_turns  # noqa: PLC0415 (these import torch)
         from starspec.bench.certify import certify as run  # noqa: PLC0415

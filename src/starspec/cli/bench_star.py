@@ -185,6 +185,8 @@ def warm(
 ) -> None:
     """Measure whether a draft is slower after some idle milliseconds, as StarSD found on GPUs."""
     draft.find()
+    if draft.has_head:
+        raise ConfigError(f"bench warm times draft models, and '{draft.draft}' is an EAGLE head")
     with measuring("bench warm") as bar:
         from starspec.bench.warm import QUICK, WarmPlan, blocks, measure_warm  # noqa: PLC0415 (torch)
 

@@ -20,7 +20,7 @@ from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions
 from starspec.config import ModelConfig, Option, ProcessConfig
 from starspec.config.option import NONE_GIVEN, SAMPLING
 from starspec.errors import ConfigError, RequestError
-from starspec.models.loading.checks import find_models
+from starspec.models.loading.checks import find_pair
 from starspec.models.loading.locate import folder_name
 from starspec.models.loading.progress import listening, report
 from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat, prompt_ids_of_text
@@ -81,7 +81,7 @@ def generate(
     params = sampling.to_params()
     log_to_stderr(process.log_level)
     check_output()
-    find_models(model.model, speculative.model if speculative else None)
+    find_pair(model.model, speculative.model if speculative else None)
     text = _read(prompt)
     os.environ.update(unless_given(os.environ, SLEEP_AT_ONCE))
     with ProgressBar("loading") as bar, listening(bar.show):

@@ -39,7 +39,7 @@ from starspec.engine import checks as target_checks
 from starspec.errors import ConfigError
 from starspec.gateway import checks as gateway_checks
 from starspec.hub import checks as hub_checks
-from starspec.models.loading.checks import find_models
+from starspec.models.loading.checks import find_pair
 from starspec.models.loading.transformers_calls import hide_torch
 from starspec.models.resolve import resolve_draft
 from starspec.tracing import Tracer
@@ -166,7 +166,7 @@ def serve(config: ServerConfig) -> None:
 def _check(config: ServerConfig) -> None:
     """Check addresses, ports, keys and names of models: torch and transformers take seconds to import.
 
-    Raises: ConfigError, ModelError. Effects: as find_models.
+    Raises: ConfigError, ModelError. Effects: as find_pair.
     """
     match config:
         case HubProcess():
@@ -174,20 +174,20 @@ def _check(config: ServerConfig) -> None:
             draft = resolve_draft(config.speculative)
             hub_checks.suited_to(draft, config.hub)
             target = config.target if draft.head is None else hub_checks.target_of_head(config.target)
-            find_models(target, config.speculative.model)
+            find_pair(target, config.speculative.model)
         case TargetProcess():
             target_checks.keys_of(config.target)
             target_checks.check_stages(config.target)
             target_checks.check_hub(config.speculative)
             read_thresholds(config.target.relaxed_thresholds)
-            find_models(config.model.model)
+            find_pair(config.model.model)
         case StageProcess(stage=stage):
             keys_to_listen("stage", stage.keys, stage.host, stage.port, stage.insecure)
-            find_models(config.model.model)
+            find_pair(config.model.model)
         case GatewayProcess():
             gateway_checks.keys_of(config.gateway)
             gateway_checks.open_port(config.gateway.host, config.gateway.port).close()
-            find_models(config.gateway.model)
+            find_pair(config.gateway.model)
         case _:
             assert_never(config)
 

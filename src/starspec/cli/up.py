@@ -38,8 +38,7 @@ from starspec.config.network import LOOPBACK
 from starspec.config.option import A_MODEL, MODELS, NONE_GIVEN, PROCESS
 from starspec.errors import ConfigError, StarspecError
 from starspec.hub.checks import suited_to
-from starspec.models.loading.checks import find_models
-from starspec.models.loading.tokenizer import check_vocabulary_files
+from starspec.models.loading.checks import find_pair
 from starspec.models.resolve import resolve_draft
 from starspec.observe.trace import merge
 from starspec.output_files import write_whole
@@ -161,7 +160,7 @@ def up(
     with _trace_folder(trace) as trace_folder, PortReservations() as reservations:
         config = replace(config, trace_folder=trace_folder)
         ports = _reserve(reservations, config)
-        _find_models(model.model, speculative)
+        find_pair(model.model, speculative.model if speculative else None)  # once, before several processes do
         specs = star_specs(config, ports, os.environ, num_cores=len(os.sched_getaffinity(0)))
         display = TableDisplay() if options.table and TableDisplay.is_possible() else LineDisplay()
         with display, _removed(options.ready_file):
@@ -205,14 +204,6 @@ def _suited_to(speculative: SpeculativeConfig | None, hub: HubConfig) -> HubConf
     ):
         return hub
     return suited_to(resolve_draft(speculative), hub)
-
-
-def _find_models(target: str, speculative: SpeculativeConfig | None) -> None:
-    """Find the models once, before several processes look for them. Raises: as find_models; VocabularyMismatch."""
-    draft = speculative.model if speculative else None
-    find_models(target, draft)
-    if draft is not None:
-        check_vocabulary_files(target, draft)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions
 from starspec.config import ModelConfig, Option
 from starspec.config.option import MEASURE
 from starspec.errors import ConfigError
-from starspec.models.loading.checks import find_models
+from starspec.models.loading.checks import find_pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def verify(
     batchings = given.batching_configs(options.batching, exspec.window, exspec.max_passed_over, exspec.min_group)
     model = replace(model, num_rows=max(each.num_rows(options.batch) for each in batchings))
     chosen = spread_prompts(prompts, options.num_prompts)
-    find_models(model.model, speculative.model)
+    find_pair(model.model, speculative.model)
     with measuring("verify") as bar:
         from starspec.bench.verify import blocks, num_turns_of, verify_pair  # noqa: PLC0415 (torch)
 

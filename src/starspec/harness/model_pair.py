@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from starspec.config import FIXED_LENGTH, Dtype, ModelConfig, Numerics, Quantization, SpeculativeConfig
 from starspec.config.checks import options_of
 from starspec.config.option import A_MODEL, MODELS, Option
-from starspec.models.loading.checks import find_models
+from starspec.models.loading.checks import find_pair
 from starspec.models.resolve import resolve_draft
 
 MODEL_OPTIONS = options_of(ModelConfig)
@@ -64,8 +64,8 @@ class ModelPair:
         return resolve_draft(self.speculative()).head is not None
 
     def find(self) -> None:
-        """Find the models, before torch is imported. Raises: as find_models."""
-        find_models(self.target, self.draft)
+        """Find the models, before torch is imported. Raises: as find_pair."""
+        find_pair(self.target or None, self.draft or None)
 
     def target_config(self, num_rows: int = 1) -> ModelConfig:
         """The target with so many cache rows."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from starspec.errors import ModelError
-from starspec.models.heads.dialect import HeadConfig, head_config
+from starspec.models.heads.dialect import HeadConfig, check_sizes, head_config
 from starspec.models.heads.feature_layers import FeatureLayers, resolve_layers
 from starspec.models.heads.files import read_files
 from starspec.models.heads.spec import HeadSpec, HeadWeights, TargetShape
@@ -51,7 +51,8 @@ def _open(head: str, target: TargetShape | None, given: tuple[int, ...] | None) 
     check_length(head, spec.max_position_embeddings)
     _check_num_features(head, spec, tensors)
     check_tensors(head, spec, tensors)
-    _check_target(head, spec, target)
+    if target is not None:
+        check_sizes(config, target.hidden_size, target.vocab_size)
     if offsets is None:
         return HeadWeights(spec, tensors, None), layers
     return _in_order(spec, tensors, token_ids_of(head, offsets, mask, spec.vocab_size)), layers
@@ -60,17 +61,17 @@ def _open(head: str, target: TargetShape | None, given: tuple[int, ...] | None) 
 def _spec(
     config: HeadConfig, tensors: Mapping[str, Tensor], offsets: Tensor | None, layers: tuple[int, ...]
 ) -> HeadSpec:
-    hidden_size, num_heads = config.integer("hidden_size", 4096), config.integer("num_attention_heads", 32)
+    hidden_size, num_heads = config.hidden_size, config.integer("num_attention_heads", 32)
     rope_theta, rope_scaling = config.rope()
     return HeadSpec(
         method=config.method,
         hidden_size=hidden_size,
-        target_hidden_size=config.integer("target_hidden_size", hidden_size),
+        target_hidden_size=config.target_hidden_size,
         intermediate_size=config.integer("intermediate_size", 11008),
         num_attention_heads=num_heads,
         num_key_value_heads=config.integer("num_key_value_heads", num_heads),
         head_dim=config.integer("head_dim", max(1, hidden_size // num_heads)),
-        vocab_size=config.integer("vocab_size", 32000),
+        vocab_size=config.vocab_size,
         draft_vocab_size=_draft_vocab_size(config, offsets),
         feature_layers=layers,
         max_position_embeddings=config.integer("max_position_embeddings", 2048),
@@ -84,7 +85,7 @@ def _spec(
 
 
 def _draft_vocab_size(config: HeadConfig, offsets: Tensor | None) -> int:
-    vocab_size = config.integer("vocab_size", 32000)
+    vocab_size = config.vocab_size
     size = config.integer("draft_vocab_size", vocab_size if offsets is None else offsets.numel())
     if offsets is None and size != vocab_size:
         raise ModelError(
@@ -107,21 +108,6 @@ def _check_num_features(head: str, spec: HeadSpec, tensors: Mapping[str, Tensor]
     if rest == 0 and num_layers != len(spec.feature_layers):
         raise ModelError(
             f"'{head}' takes {num_layers} of the target's hidden states as input, not {list(spec.feature_layers)}"
-        )
-
-
-def _check_target(head: str, spec: HeadSpec, target: TargetShape | None) -> None:
-    if target is None:
-        return
-    if spec.target_hidden_size != target.hidden_size:
-        raise ModelError(
-            f"'{head}' does not fit its target: it takes features of size {spec.target_hidden_size}, and the target's "
-            f"are of size {target.hidden_size}"
-        )
-    if spec.vocab_size != target.vocab_size:
-        raise ModelError(
-            f"'{head}' does not fit its target: it was made for {spec.vocab_size} tokens, and the target has "
-            f"{target.vocab_size}"
         )
 
 

@@ -1,12 +1,13 @@
-"""Whether a draft is an EAGLE head, by its config.json."""
+"""Whether a draft is an EAGLE head, and whether it is its target's, by their config.json."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from starspec.errors import ModelError
-from starspec.models.heads.dialect import names_a_head
+from starspec.models.heads.dialect import check_sizes, head_config, names_a_head
 from starspec.models.loading.locate import is_synthetic, locate
 
 
@@ -17,10 +18,31 @@ def looks_like_a_head(model: str | None) -> bool:
 
     Effects: downloads a hub id that is not cached.
     """
+    return names_a_head(_config_of(model))
+
+
+def check_head_files(target: str, draft: str) -> None:
+    """Compare the config.json of a head with its target's, as far as both state the sizes. Other drafts pass.
+
+    Raises: ModelError if the head is another model's, or of a kind that is not supported.
+    Effects: as looks_like_a_head.
+    """
+    config = _config_of(draft)
+    if not names_a_head(config):
+        return
+    of_target = _config_of(target)
+    text = of_target.get("text_config")
+    shape = text if isinstance(text, dict) else of_target
+    head = head_config(draft, config, ("fc.weight",))  # whoever reads the head sees which tensors it has
+    check_sizes(head, shape.get("hidden_size"), shape.get("vocab_size"))
+
+
+def _config_of(model: str | None) -> dict[str, Any]:
+    """The config.json of a model, or an empty one if it cannot be read."""
     if model is None or is_synthetic(model) or Path(model).expanduser().is_file():  # a file is a .gguf
-        return False
+        return {}
     try:
         config = json.loads((locate(model) / "config.json").read_text("utf-8"))
     except (OSError, ValueError, RecursionError, ModelError):
-        return False
-    return isinstance(config, dict) and names_a_head(config)
+        return {}
+    return config if isinstance(config, dict) else {}

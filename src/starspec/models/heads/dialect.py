@@ -106,6 +106,21 @@ class HeadConfig:
         return float(value)
 
     @property
+    def hidden_size(self) -> int:
+        """C of its layer."""
+        return self.integer("hidden_size", 4096)
+
+    @property
+    def target_hidden_size(self) -> int:
+        """Of one feature layer of its target."""
+        return self.integer("target_hidden_size", self.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of its target's embedding."""
+        return self.integer("vocab_size", 32000)
+
+    @property
     def target_name(self) -> str | None:
         """The model that the head was trained for, if its dialect names it."""
         speculators = self.top.get("speculators_config")
@@ -167,6 +182,23 @@ def head_config(head: str, config: Mapping[str, Any], tensor_names: Collection[s
     if method is None:
         method = "eagle3" if "layers.0.hidden_norm.weight" in tensor_names else "eagle"
     return HeadConfig(head, dialect, method, flat, flat)
+
+
+def check_sizes(head: HeadConfig, hidden_size: int | None, vocab_size: int | None) -> None:
+    """Compare a head with the sizes of its target; None = not known.
+
+    Raises: ModelError if it is another model's.
+    """
+    if hidden_size is not None and head.target_hidden_size != hidden_size:
+        raise ModelError(
+            f"'{head.head}' does not fit its target: it takes features of size {head.target_hidden_size}, and the "
+            f"target's are of size {hidden_size}"
+        )
+    if vocab_size is not None and head.vocab_size != vocab_size:
+        raise ModelError(
+            f"'{head.head}' does not fit its target: it was made for {head.vocab_size} tokens, and the target has "
+            f"{vocab_size}"
+        )
 
 
 def _speculators_config(head: str, config: Mapping[str, Any]) -> HeadConfig:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from starspec.config.option import A_MODEL
+from starspec.errors import ConfigError, ModelError
+from starspec.models.heads.detect import check_head_files, looks_like_a_head
 from starspec.models.loading.config_json import check_config_json
 from starspec.models.loading.locate import is_synthetic, locate
+from starspec.models.loading.tokenizer import check_vocabulary_files
 from starspec.models.synthetic.spec import parse_synthetic
 
 
@@ -21,3 +25,22 @@ def find_models(*models: str | None) -> None:
             parse_synthetic(model)
         else:
             check_config_json(model, locate(model))
+
+
+def find_pair(target: str | None, draft: str | None = None) -> None:
+    """Find a target and what drafts for it, and compare their small files. None = not given.
+
+    Raises: as find_models; ConfigError if a name is empty; ModelError if the target is a head, or if the draft is the
+        head of another model; VocabularyMismatch.
+    Effects: as find_models.
+    """
+    if "" in (target, draft):
+        raise ConfigError(f"the name of a model is empty: give a {A_MODEL}")
+    find_models(target, draft)
+    if target is None:
+        return
+    if looks_like_a_head(target):
+        raise ModelError(f"'{target}' is an EAGLE head, which drafts for a model and is none: give it as the draft")
+    if draft is not None:
+        check_vocabulary_files(target, draft)
+        check_head_files(target, draft)
