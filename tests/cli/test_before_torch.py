@@ -267,6 +267,7 @@ def test_lines_for_a_closed_output_are_not_lost_in_silence(tmp_path: Path) -> No
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.stderr == "starspec: the output cannot be written: it is closed\n"
     assert done.returncode == 1
+    assert not (tmp_path / "keys").exists()  # the same command works afterwards
 
 
 def test_without_standard_error_a_command_does_its_work() -> None:

@@ -16,6 +16,7 @@ from starspec.cli import given
 from starspec.cli.binder import REQUIRED, bound, take
 from starspec.cli.files import check_folder
 from starspec.cli.options import BatchingOptions
+from starspec.cli.output import check_output
 from starspec.cli.process import Server, ServerProcess, check_file
 from starspec.cli.speculation import DraftOptions
 from starspec.config import (
@@ -131,6 +132,7 @@ def keygen(
     ],
 ) -> None:
     """Make the keys that encrypt links between machines: one pair each for hub, targets, stages and gateways."""
+    check_output()  # or keys would be left behind that nobody was told of
     from starspec.wire.keys import generate_keys  # noqa: PLC0415 (imports ZeroMQ)
 
     for path in generate_keys(folder):
