@@ -15,6 +15,22 @@ MISTAKES = {
         ("target", "x"),
         "missing option '--target' / '--model': give the model as --target MODEL (see starspec target --help)",
     ),
+    "a draft without its option": (
+        ("draft", "x"),
+        "got unexpected extra argument(s) (x): give the draft as --draft MODEL (see starspec draft --help)",
+    ),
+    "a prompt without quotes": (
+        ("generate", "Hello", "there", "--target", "x"),
+        "got unexpected extra argument(s) (there): put a prompt of several words into quotes",
+    ),
+    "options of a draft without one": (
+        (*GENERATE, "--draft-quantization", "int4"),
+        "options of drafting need a draft: give --draft MODEL, or --spec-method ngram",
+    ),
+    "options of a draft that is compared": (
+        ("verify", "--target", "x", "--spec-tokens", "3"),
+        "options of drafting need a draft: give --draft MODEL, or --spec-method ngram",
+    ),
     "another missing option": (
         ("calibrate", "--target", "x"),
         "missing option '--draft' / '--spec-model'. (see starspec calibrate --help)",
@@ -229,9 +245,12 @@ MISTAKES = {
     ),
     "an objective that would do nothing": (
         ("draft", "--spec-method", "ngram", "--slo-round-ms", "a=40", "--scheduling", "fifo"),
-        "slo_round_ms needs fair scheduling",
+        "--slo-round-ms needs fair scheduling",
     ),
-    "no rate": (("draft", "--spec-method", "ngram", "--rate-limit", "a=0"), "rate_limits must be above 0, that of 'a'"),
+    "no rate": (
+        ("draft", "--spec-method", "ngram", "--rate-limit", "a=0"),
+        "--rate-limit must be above 0, that of 'a'",
+    ),
     "half a batch": (("draft", "--spec-method", "ngram", "--max-batch", "0.5"), "--max-batch must be auto or a number"),
     "a draft server's option without one": (("up", "--target", "x", "--run-ahead", "auto"), "give --draft MODEL, or"),
     "a weight of nobody": (
@@ -252,7 +271,7 @@ MISTAKES = {
     ),
     "weights that would do nothing": (
         ("draft", "--spec-method", "ngram", "--weights", "a=2", "--scheduling", "fifo"),
-        "weights needs fair scheduling",
+        "--weights needs fair scheduling",
     ),
     "admission": (
         ("draft", "--spec-method", "ngram", "--admission", "nmax"),

@@ -35,6 +35,10 @@ from starspec.output_files import reason_of
 
 # a disk, a pipe, and what `open_closed_streams` puts in the place of a closed output
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EROFS, errno.EBADF)
+EXTRA_WORDS = {  # command -> what was meant by a word that it does not take
+    "draft": "give the draft as --draft MODEL",
+    "generate": "put a prompt of several words into quotes",
+}
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 
 app = CommandLine(name="starspec", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -136,6 +140,8 @@ def _sentence_of(error: TyperException) -> str:
     )  # pydantic's mark
     if what.startswith("Missing option '--target'"):
         what = f"{what.rstrip('.')}: give the model as --target MODEL"
+    if what.startswith("Got unexpected extra argument") and context and context.command.name in EXTRA_WORDS:
+        what = f"{what}: {EXTRA_WORDS[context.command.name]}"
     where = f" (see {context.command_path} --help)" if context else ""
     return what[0].lower() + " ".join(what[1:].split()) + where
 

@@ -16,7 +16,7 @@ from starspec.cli.binder import bound, flag_of, take
 from starspec.cli.output import check_output
 from starspec.cli.process import log_to_stderr
 from starspec.cli.serve import TARGET_MODEL
-from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions
+from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions, check_draft_is_named
 from starspec.config import ModelConfig, Option, ProcessConfig
 from starspec.config.option import NONE_GIVEN, SAMPLING
 from starspec.errors import ConfigError, RequestError
@@ -78,6 +78,7 @@ def generate(
 ) -> None:
     """Answer one prompt in this process: the text on standard output, one line of statistics on standard error."""
     speculative = drafting.to_config()
+    check_draft_is_named(speculative)
     params = sampling.to_params()
     log_to_stderr(process.log_level)
     check_output()

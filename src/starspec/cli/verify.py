@@ -11,7 +11,7 @@ from starspec.cli.files import JsonFile, PromptFile, spread_prompts
 from starspec.cli.measuring import measuring, publish
 from starspec.cli.options import BatchingOptions
 from starspec.cli.serve import TARGET_MODEL
-from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions
+from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions, check_draft_is_named
 from starspec.config import ModelConfig, Option
 from starspec.config.option import MEASURE
 from starspec.errors import ConfigError
@@ -48,6 +48,7 @@ def verify(
     speculative = drafting.to_config(policy="fixed")  # so that each round drafts, whether or not it pays
     if speculative is None:
         raise ConfigError("there is nothing to compare with: give --draft, or --spec-method ngram")
+    check_draft_is_named(speculative)
     batchings = given.batching_configs(options.batching, exspec.window, exspec.max_passed_over, exspec.min_group)
     model = replace(model, num_rows=max(each.num_rows(options.batch) for each in batchings))
     chosen = spread_prompts(prompts, options.num_prompts)

@@ -139,11 +139,11 @@ class HubConfig:
         for name, weight in self.weights.items():
             if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
                 raise ConfigError(f"the weight of '{name}' must be {MIN_WEIGHT} to {MAX_WEIGHT:g}, got {weight:g}")
-        for setting in ("weights", "slo_round_ms"):
-            if getattr(self, setting) and self.scheduling == "fifo":
-                raise ConfigError(f"{setting} needs fair scheduling: with fifo it would do nothing")
-        for setting in ("slo_round_ms", "rate_limits"):
-            for name, number in getattr(self, setting).items():
+        for flag, given in (("--weights", self.weights), ("--slo-round-ms", self.slo_round_ms)):
+            if given and self.scheduling == "fifo":
+                raise ConfigError(f"{flag} needs fair scheduling: with fifo it would do nothing")
+        for flag, given in (("--slo-round-ms", self.slo_round_ms), ("--rate-limit", self.rate_limits)):
+            for name, number in given.items():
                 if not 0 < number < float("inf"):
-                    raise ConfigError(f"{setting} must be above 0, that of '{name}' is {number:g}")
+                    raise ConfigError(f"{flag} must be above 0, that of '{name}' is {number:g}")
         check_ranges(self)
