@@ -152,7 +152,7 @@ MISTAKES = {
     ),
     "a stage twice": (
         (*STAGED, "tcp://a:1,tcp://b:1,tcp://a:1"),
-        "stage tcp://a:1 is listed twice in --stages: each holds its layers once",
+        "stage tcp://a:1 is listed twice in --stages and --spares: each holds its layers once",
     ),
     "no endpoints of stages": ((*STAGED, "a:1"), "--stages must be of the form tcp://HOST:PORT"),
     "stages of padded batches": (
@@ -168,8 +168,8 @@ MISTAKES = {
         "method 'eagle3' needs the target's hidden states, and with --stages they stay at the stages",
     ),
     "in flight to nowhere": (
-        ("target", "--target", "x", "--in-flight", "2"),
-        "--in-flight is about stages, and the model runs here: give --stages, or leave it out",
+        ("target", "--target", "x", "--in-flight", "3"),
+        "--in-flight and --spares are about stages, and the model runs here: give --stages too",
     ),
     "far stages without keys": (
         ("target", "--target", "synthetic:", "--port", "0", "--stages", "tcp://far.example:1"),

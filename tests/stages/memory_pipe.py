@@ -12,25 +12,34 @@ from starspec.stages.worker import StageWorker
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import CoordinatorToStage, StageToCoordinator
 
+COORDINATOR = -1
+Link = tuple[str, int, int]
+"""Kind, sender, receiver."""
+
 
 class MemoryPipe:
     """Implements PipeLink over workers. Each link keeps its order; links overtake each other.
 
     Args:
-        runners: the stages.
+        runners: the stages, and the spares behind them.
         delay: seconds of the next frame on its link.
     """
 
     def __init__(self, runners: Sequence[Stage], delay: Callable[[], float] = lambda: 0.0) -> None:
         self.now = 0.0
         self.runners = list(runners)
+        self.names = [f"s{index}" for index in range(len(runners))]
         self.workers = [StageWorker(each, self.clock) for each in runners]
         self.num_bytes = 0  # of all traversals on all links
         self.lose_next: int | None = None  # a stage whose next traversal does not arrive
+        self.killed: set[int] = set()
+        self.paused: set[int] = set()
+        self.cut: set[int] = set()  # stages that nothing reaches or leaves
         self._delay = delay
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._arrivals: dict[tuple[str, int], float] = {}
+        self._arrivals: dict[Link, float] = {}
+        self._held: list[tuple[Link, Callable[[], None]]] = []  # until a stage goes on, or a link is whole again
         self._answers: list[tuple[int, StageToCoordinator]] = []
         self._to_stage = Decoder[CoordinatorToStage](CoordinatorToStage)
         self._to_coordinator = Decoder[StageToCoordinator](StageToCoordinator)
@@ -38,12 +47,40 @@ class MemoryPipe:
     def clock(self) -> float:
         return self.now
 
+    # ---------------------------------------------------------------- faults
+
     def restart(self, stage: int) -> None:
         """A stage comes back without memory."""
         runner = self.runners[stage]
         for row in set(runner.cache.rows.leased):
             runner.cache.free(row)
         self.workers[stage] = StageWorker(runner, self.clock)
+        self.killed.discard(stage)
+        self.resume(stage)
+
+    def kill(self, stage: int) -> None:
+        self.killed.add(stage)
+
+    def pause(self, stage: int) -> None:
+        self.paused.add(stage)
+
+    def resume(self, stage: int) -> None:
+        self.paused.discard(stage)
+        self._release()
+
+    def heal(self, stage: int, *, are_frames_lost: bool) -> None:
+        """The links of a stage are whole again: connections go on, or begin anew and their frames are lost."""
+        self.cut.discard(stage)
+        if are_frames_lost:
+            self._held = [each for each in self._held if stage not in each[0][1:]]
+        self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for link, arrive in held:
+            self._at(link, arrive)
+
+    # ---------------------------------------------------------------- the link
 
     def control(self, stage: int, message: CoordinatorToStage) -> None:
         frame = encode(message)
@@ -53,22 +90,24 @@ class MemoryPipe:
             if answer is not None:
                 self._answer(stage, answer)
 
-        self._at(("control", stage), arrive)
+        self._at(("control", COORDINATOR, stage), arrive)
 
-    def send(self, parts: Sequence[bytes], stage: int = 0) -> None:
+    def send(self, parts: Sequence[bytes], stage: int = 0, sender: int = COORDINATOR) -> None:
         self.num_bytes += sum(map(len, parts))
 
         def arrive() -> None:
             if self.lose_next == stage:
                 self.lose_next = None
                 return
-            answer = self.workers[stage].take(parts)
-            if isinstance(answer, Frame):
-                self.send(answer.parts, stage + 1)
+            session, answer = self.workers[stage].session, self.workers[stage].take(parts)
+            if isinstance(answer, Frame) and session.next:
+                self.send(answer.parts, self.names.index(session.next), stage)
+            elif isinstance(answer, Frame):  # it was attached by itself, and a traversal from before came late
+                self._answer(stage, session.break_off(session.pipe_epoch, "there is no next stage"))
             elif answer is not None:
                 self._answer(stage, answer)
 
-        self._at(("traversal", stage), arrive)
+        self._at(("traversal", sender, stage), arrive)
 
     def receive(self, timeout_s: float) -> list[tuple[int, StageToCoordinator]]:
         end_s = self.now + timeout_s
@@ -77,12 +116,16 @@ class MemoryPipe:
         if not self._answers:
             self.now = max(self.now, end_s)
         answers, self._answers = self._answers, []
-        for worker in self.workers:
-            worker.check_lease()
+        self.check_leases()
         return answers
 
     def close(self) -> None:
         pass
+
+    def check_leases(self) -> None:
+        for stage, worker in enumerate(self.workers):
+            if stage not in self.killed | self.paused:
+                worker.check_lease()
 
     def drain(self) -> None:
         """Deliver everything that is on its way."""
@@ -96,9 +139,16 @@ class MemoryPipe:
 
     def _answer(self, stage: int, message: StageToCoordinator) -> None:
         decoded = self._to_coordinator.decode(encode(message))
-        self._at(("answer", stage), lambda: self._answers.append((stage, decoded)))
+        self._at(("answer", stage, COORDINATOR), lambda: self._answers.append((stage, decoded)))
 
-    def _at(self, link: tuple[str, int], arrive: Callable[[], None]) -> None:
+    def _at(self, link: Link, arrive: Callable[[], None]) -> None:
+        def arrive_unless_held() -> None:
+            _, sender, receiver = link
+            if {sender, receiver} & self.cut or receiver in self.paused:
+                self._held.append((link, arrive))
+            elif receiver not in self.killed:
+                arrive()
+
         at = max(self.now + self._delay(), self._arrivals.get(link, 0.0))
         self._arrivals[link] = at
-        heapq.heappush(self._events, (at, next(self._numbers), arrive))
+        heapq.heappush(self._events, (at, next(self._numbers), arrive_unless_held))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from starspec.models.runner import Segment
 from starspec.sampling.counts import TokenCounts
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
-from starspec.windows.verifier import Ticket
+from starspec.windows.verifier import Lost, Ticket
 from starspec.windows.window import Judge, Law, Verdict, Window
 
 
@@ -19,7 +19,7 @@ class Flight:
 
     sequence: Driven
     tree: DraftTree
-    lease: int  # of the sequence, which gets another row after a loss
+    lease: int  # of the sequence, whose row is empty after a loss
     presumed: int | None = None  # the token that the window behind it takes for the target's own
     is_stale: bool = False
 
@@ -33,6 +33,7 @@ class Driven:
     row: int | None = None
     num_leases: int = 0
     is_done: bool = False
+    why_failed: str = ""
     flights: deque[Flight] = field(default_factory=deque)  # those that are not stale
     counts: TokenCounts = field(init=False)
 
@@ -79,8 +80,12 @@ class Driver:
 
     def admit(self, sequence: Driven) -> None:
         """Lease a row and prefill all tokens but the last. Chunks are not waited for."""
-        cache = self.verifier.cache
-        row = sequence.row = cache.lease()
+        sequence.row = self.verifier.cache.lease()
+        self._prefill(sequence)
+
+    def _prefill(self, sequence: Driven) -> None:
+        cache, row = self.verifier.cache, sequence.row
+        assert row is not None
         sequence.num_leases += 1
         known = sequence.token_ids[:-1]
         for start in range(0, len(known), self._chunk):
@@ -114,9 +119,12 @@ class Driver:
         self._in_flight[self.verifier.launch(windows)] = flights
 
     def poll(self, timeout_s: float) -> int:
-        """Take what has landed. Returns: how many launches."""
+        """Take what has landed or is lost. Returns: how many launches or losses."""
         landed = self.verifier.poll(timeout_s)
         for each in landed:
+            if isinstance(each, Lost):
+                self._lose(each)
+                continue
             flights = self._in_flight.pop(each.ticket)
             assert len(flights) == len(each.verdicts)
             for flight, verdict in zip(flights, each.verdicts, strict=True):
@@ -134,13 +142,15 @@ class Driver:
                 self.launch(ahead)
             self.poll(1.0)
 
-    def lose_all(self, verifier) -> None:
-        """The pipe was lost: go on behind another one, where all rows are empty."""
-        self.verifier = verifier
+    def _lose(self, lost: Lost) -> None:
         self._in_flight.clear()
         for each in self.running:
             each.flights.clear()
-            self.admit(each)
+            if lost.can_go_on:
+                self._prefill(each)
+            else:
+                each.why_failed = lost.reason
+                self.abort(each)
 
     def _land(self, flight: Flight, verdict: Verdict) -> None:
         sequence, result = flight.sequence, verdict.result

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from stage_driver import Driver, no_draft
@@ -36,24 +37,35 @@ WAIT_S = 10.0
 SILENCE_S = 2.0
 
 
+class Running(NamedTuple):
+    """A stage on a thread of its own."""
+
+    server: StageServer
+    thread: threading.Thread
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+    def end(self) -> None:
+        self.server.stop()
+        self.thread.join(WAIT_S)
+
+
 @contextmanager
-def serving(stages: Sequence[ToyStage], keys: Path | None = None, **changes: object) -> Iterator[list[StageServer]]:
-    """Stages on free ports, each on a thread of its own."""
+def serving(stages: Sequence[ToyStage], keys: Path | None = None, **changes: object) -> Iterator[list[Running]]:
+    """Stages on free ports."""
     with ExitStack() as stack:
-        servers = []
+        running = []
         for each in stages:
-            config = StageConfig(
-                layers=str(each.layers), listen="tcp://127.0.0.1:0", keys=keys and str(keys), silence_s=SILENCE_S
-            )
-            own = load_keys(keys, "stage")
+            config = StageConfig(layers=str(each.layers), listen="tcp://127.0.0.1:0", keys=keys and str(keys))
+            config, own = replace(config, **changes), load_keys(keys, "stage")
             port = StagePort(config.host, config.port, own, False, AuditLog.off())
-            server = StageServer(replace(config, **changes), each, port, own, AuditLog.off())
-            thread = threading.Thread(target=server.run)
-            thread.start()
-            stack.callback(thread.join, WAIT_S)
-            stack.callback(server.stop)
-            servers.append(server)
-        yield servers
+            server = StageServer(config, each, port, own, AuditLog.off())
+            running.append(Running(server, threading.Thread(target=server.run)))
+            running[-1].thread.start()
+            stack.callback(running[-1].end)
+        yield running
 
 
 @contextmanager
@@ -61,7 +73,11 @@ def pipe_of(
     endpoints: Sequence[str], keys: Path | None = None, role: str = "target", name: str = "t", wait_s: float = WAIT_S
 ) -> Iterator[RemoteVerifier]:
     link = ZmqPipe(endpoints, load_keys(keys, role), False, SILENCE_S, Waiting())
+    limit_s = time.monotonic() + WAIT_S
     try:
+        while link.missing(len(endpoints)):
+            assert time.monotonic() < limit_s
+            link.receive(0.05)
         pipe = attach(link, endpoints, TargetId(name), lease_s=5.0, timeout_s=wait_s, clock=time.monotonic)
         info = toy_stages(1)[0].info
         yield RemoteVerifier(link, pipe, info, depth=4, clock=time.monotonic)
@@ -69,7 +85,7 @@ def pipe_of(
         link.close()
 
 
-def addresses(servers: Sequence[StageServer]) -> list[str]:
+def addresses(servers: Sequence[Running]) -> list[str]:
     return [each.address for each in servers]
 
 
@@ -168,20 +184,26 @@ def test_a_stage_that_is_told_who_comes_behind_takes_nobodys_word_for_another() 
         first, last = toy_stages(2)
         [behind] = stack.enter_context(serving([last]))
         [before] = stack.enter_context(serving([first], next="tcp://127.0.0.1:1"))
-        with pytest.raises(PeerLost, match=f"no answer from stage {before.address}$"):
-            stack.enter_context(pipe_of(addresses([before, behind]), wait_s=0.5))
+        with pytest.raises(PeerLost, match=f"no answer from stage {before.address}"):
+            stack.enter_context(pipe_of(addresses([before, behind]), wait_s=2.0))
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_stage_that_ends_is_noticed_at_once(lost: int) -> None:
-    with serving(toy_stages(3)) as servers, pipe_of(addresses(servers)) as verifier:
+def test_a_stage_that_ends_is_attached_again_when_it_is_back_and_tokens_stay_the_same(lost: int) -> None:
+    stages = toy_stages(3)
+    with serving(stages) as servers, pipe_of(addresses(servers)) as verifier:
         driver = Driver(verifier, no_draft)
-        driver.begin(PROMPTS[0], LAW, 50)
-        servers[lost].stop()
-        started_s = time.monotonic()
-        with pytest.raises(PeerLost, match=r"is gone|broke off"):
+        sequence = driver.begin(PROMPTS[0], LAW, 40)
+        while len(sequence.token_ids) < 10:
+            if not sequence.flights:
+                driver.launch([sequence])
+            driver.poll(1.0)
+        servers[lost].end()
+        again = toy_stages(3)[lost]
+        with serving([again], listen=servers[lost].address):
             driver.decode_all()
-        assert time.monotonic() - started_s < SILENCE_S
+    assert verifier.num_losses > 0
+    assert sequence.token_ids == plain(3, PROMPTS[0], LAW.sampling, 40)
 
 
 def test_a_second_target_is_told_whose_the_stages_are_and_may_have_them_later() -> None:

@@ -89,7 +89,7 @@ def test_a_row_that_is_freed_last_is_freed_at_every_stage_soon() -> None:
     driver.decode_all()
     assert any(worker.rows.cache.rows.leased for worker in pipe.workers)
     pipe.now += CHANGES_WAIT_S
-    driver.poll(0.0)
+    driver.poll(0.1)
     assert not any(worker.rows.cache.rows.leased for worker in pipe.workers)
     assert verifier.num_in_flight == 0
 
@@ -111,14 +111,8 @@ def test_a_stage_that_restarts_loses_the_pipe_and_another_begins_with_empty_rows
     driver.poll(1.0)
     pipe.restart(1)
     driver.launch([sequence])
-    with pytest.raises(PeerLost, match="stage s1 broke off"):
-        driver.poll(1.0)
-    with pytest.raises(PeerLost):
-        verifier.launch([Window(Segment(sequence.row, [1], 0), None)])
-    again = attached(pipe)
-    assert again.epoch > PipeEpoch(1)
-    driver.lose_all(RemoteVerifier(pipe, again, pipe.runners[0].info, depth=1, clock=pipe.clock))
     driver.decode_all()
+    assert (verifier.num_losses, pipe.workers[1].session.pipe_epoch) == (1, 2)
     assert sequence.token_ids == plain(3, PROMPT, GREEDY.sampling, 6)
 
 

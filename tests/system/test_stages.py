@@ -1,13 +1,16 @@
-"""A target in stages: real processes and sockets, a tiny model. Its tokens are those of the model that is not cut."""
+"""A target in stages: real processes and sockets, a tiny model. Its tokens are those of the model that is not cut.
+
+So they are while a stage is killed or stopped in the middle of answers. Without anybody in its place, requests end.
+"""
 
 from __future__ import annotations
 
 import json
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -22,15 +25,16 @@ from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
-from starspec.wire.messages import EngineOutput, Submit, TargetToGateway
+from starspec.wire.messages import PROTOCOL_VERSION, Ask, EngineOutput, Rejected, Submit, TargetStatus, TargetToGateway
 from starspec.wire.transports.sockets import Context, make_socket
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
 MAX_LEN = 100
 MODEL = ("--dtype", "float32", "--max-model-len", str(MAX_LEN))
-LAYERS = ("0:2", "2:4", "2:3", "3:4")
-NUM_TOKENS = 30
+LAYERS = {"first half": "0:2", "last half": "2:4", "third quarter": "2:3", "last quarter": "3:4", "spare": "2:4"}
+THREE = ("first half", "third quarter", "last quarter")
+NUM_TOKENS = 80
 LIMIT_S = 100.0
 DRAFTING = json.dumps({"length": {"policy": "fixed"}, "num_speculative_tokens": 3, "remote": {"deadline_ms": 5000}})
 PROMPTS = ((5, 9, 13, 2, 44), (7,), (8, 8, 8, 30, 31, 32, 33, 34, 35), (11, 3))
@@ -43,7 +47,7 @@ JOBS = [
 
 
 class Star:
-    """Stages and a hub, to which targets can be started."""
+    """Stages and a hub, to which one target after another can be started."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self._stack = stack
@@ -51,9 +55,8 @@ class Star:
         port = free_port()
         self.hub = self.start("draft", "--draft", str(folder), *MODEL, "--port", str(port))
         self.drafts = ("--hub", f"tcp://127.0.0.1:{port}", "--speculative-config", DRAFTING)
-        listen = ("--listen", "tcp://127.0.0.1:0")
-        self.stages = {layers: self.start("stage", *self._model, "--layers", layers, *listen) for layers in LAYERS}
-        self.endpoints = {layers: stage.wait_ready() for layers, stage in self.stages.items()}
+        self.stages = {name: self._stage(layers, "tcp://127.0.0.1:0") for name, layers in LAYERS.items()}
+        self.endpoints = {name: stage.wait_ready() for name, stage in self.stages.items()}
         self.hub.wait_ready()
 
     def start(self, *arguments: str) -> StarspecServer:
@@ -61,44 +64,113 @@ class Star:
         self._stack.callback(server.end)
         return server
 
-    def target(self, *layers: str) -> StarspecServer:
-        endpoints = ",".join(self.endpoints[each] for each in layers)
-        return self.start("target", *self._model, "--port", "0", "--name", "cut", "--stages", endpoints, *self.drafts)
+    def _stage(self, layers: str, endpoint: str) -> StarspecServer:
+        return self.start("stage", *self._model, "--layers", layers, "--listen", endpoint)
+
+    def target(self, *names: str, options: Sequence[str] = ()) -> StarspecServer:
+        stages = ("--stages", ",".join(self.endpoints[each] for each in names))
+        return self.start("target", *self._model, "--port", "0", "--name", "cut", *stages, *options, *self.drafts)
+
+    @contextmanager
+    def client(self, *names: str, options: Sequence[str] = ()) -> Iterator[Client]:
+        """Of a new target with these stages, which ends behind the block."""
+        target = self.target(*names, options=options)
+        client = Client(target)
+        try:
+            yield client
+        finally:
+            client.close()
+            target.end()
+
+    def restart(self, name: str) -> None:
+        """A stage that was killed is started again at its address."""
+        self.stages[name] = self._stage(LAYERS[name], self.endpoints[name])
+
+
+@dataclass
+class Answer:
+    """What a request has got so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+    end: EngineOutput | Rejected | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return isinstance(self.end, EngineOutput) and self.end.finish_reason == "length"
+
+    @property
+    def why(self) -> tuple[int | str | None, int | str | None]:
+        """Why it ended: the kind of end, and the reason."""
+        if isinstance(self.end, EngineOutput):
+            return self.end.finish_reason, self.end.stop_reason
+        return (None, None) if self.end is None else (self.end.status, self.end.message)
 
 
 class Client:
     """A gateway that asks one target."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, target: StarspecServer) -> None:
+        self.target = target
+        self.got: dict[str, Answer] = {}
+        self._status: TargetStatus | None = None
         self._context = Context()
         self._socket = make_socket(self._context, zmq.DEALER, MAX_FRAME_BYTES)
         self._socket.immediate = False
-        self._socket.connect(endpoint)
+        self._socket.connect(target.wait_ready())
         self._decoder: Decoder[TargetToGateway] = Decoder(TargetToGateway)
 
-    def answers(self, jobs: Sequence[Job], num_draft_tokens: int | None) -> dict[str, list[int]]:
+    def submit(self, jobs: Sequence[Job], num_draft_tokens: int | None = None) -> None:
         """All at once. Args: num_draft_tokens: 0 = plainly."""
         for job in jobs:
-            self.submit(replace(job, num_draft_tokens=num_draft_tokens))
-        return self.rest_of([job.name for job in jobs])
+            self.got[job.name] = Answer()
+            spec = replace(job, num_draft_tokens=num_draft_tokens).spec
+            self._socket.send_multipart([encode(Submit(RequestId(job.name), spec))])
 
-    def rest_of(self, names: Sequence[str], finish_reason: str = "length") -> dict[str, list[int]]:
-        """What is answered until all have ended, for this reason."""
-        got: dict[str, list[int]] = {name: [] for name in names}
-        running, limit_s = set(names), time.monotonic() + LIMIT_S
-        while running:
-            assert time.monotonic() < limit_s, running
+    def answers(self, jobs: Sequence[Job], num_draft_tokens: int | None = None) -> dict[str, list[int]]:
+        """Of requests that are all answered whole."""
+        self.submit(jobs, num_draft_tokens)
+        return self.whole_answers()
+
+    def whole_answers(self) -> dict[str, list[int]]:
+        """What has been submitted is answered whole, and then no row is taken."""
+        self.wait(lambda: all(each.end for each in self.got.values()))
+        assert all(each.is_whole for each in self.got.values()), self.got
+        status = self.status()
+        assert status.num_free_rows == status.num_rows
+        return {name: each.token_ids for name, each in self.got.items()}
+
+    def answer_again(self, job: Job) -> None:
+        """Ask until the target takes requests again."""
+        limit_s = time.monotonic() + LIMIT_S
+        while not self.got[job.name].is_whole:
+            assert time.monotonic() < limit_s
+            self.submit([job])
+            self.wait(lambda: self.got[job.name].end is not None)
+
+    def wait(self, is_enough: Callable[[], bool]) -> None:
+        limit_s = time.monotonic() + LIMIT_S
+        while not is_enough():
+            assert time.monotonic() < limit_s, self.got
             for frame in self._socket.recv_multipart() if self._socket.poll(100) else ():
-                output = self._decoder.decode(frame)
-                assert isinstance(output, EngineOutput), output
-                got[output.request_id] += output.token_ids
-                if output.finish_reason is not None:
-                    assert output.finish_reason == finish_reason
-                    running.discard(output.request_id)
-        return got
+                self._hear(self._decoder.decode(frame))
 
-    def submit(self, job: Job) -> None:
-        self._socket.send_multipart([encode(Submit(RequestId(job.name), job.spec))])
+    def status(self) -> TargetStatus:
+        self._status = None
+        self._socket.send_multipart([encode(Ask(PROTOCOL_VERSION))])
+        self.wait(lambda: self._status is not None)
+        assert self._status is not None
+        return self._status
+
+    def _hear(self, message: TargetToGateway) -> None:
+        match message:
+            case EngineOutput():
+                answer = self.got[message.request_id]
+                answer.token_ids += message.token_ids
+                answer.end = None if message.finish_reason is None else message
+            case Rejected():
+                self.got[message.request_id].end = message
+            case TargetStatus():
+                self._status = message
 
     def close(self) -> None:
         self._socket.close(0)
@@ -124,25 +196,67 @@ def star(folder: Path) -> Iterator[Star]:
         yield Star(stack, folder)
 
 
+def begin(client: Client) -> None:
+    """Ask, half with drafts and half without. Every request gets some tokens, and not all of them get all."""
+    client.submit(JOBS[::2])
+    client.submit(JOBS[1::2], num_draft_tokens=0)
+    client.wait(lambda: all(len(each.token_ids) > 2 for each in client.got.values()))
+    assert not all(each.end for each in client.got.values())
+
+
 def test_stages_in_the_wrong_order_are_refused_in_one_sentence(star: Star) -> None:
-    target = star.target("2:4", "0:2")
+    target = star.target("last half", "first half")
     assert target.process.wait(LIMIT_S) == 2
     assert "starspec: no stage has layers 0:2, before" in target.output()
 
 
-@pytest.mark.parametrize("layers", [("0:2", "2:4"), ("0:2", "2:3", "3:4")], ids=len)
-def test_tokens_are_those_of_the_whole_model_until_a_stage_dies_and_then_all_end(
-    star: Star, expected: dict[str, list[int]], layers: tuple[str, ...]
+def test_tokens_are_those_of_the_whole_model_with_drafts_and_without(
+    star: Star, expected: dict[str, list[int]]
 ) -> None:
-    target = star.target(*layers)
-    client = Client(target.wait_ready())
-    try:
-        assert client.answers(JOBS, num_draft_tokens=None) == expected
+    with star.client(*THREE) as client:
+        assert client.answers(JOBS) == expected
         assert client.answers(JOBS, num_draft_tokens=0) == expected
-        star.stages[layers[-1]].send(signal.SIGSTOP)
-        client.submit(JOBS[0])
-        client.rest_of([JOBS[0].name], finish_reason="error")
-        assert target.process.wait(LIMIT_S) == 1
-        assert f"the stage at {star.endpoints[layers[-1]]} is gone" in target.output()
-    finally:
-        client.close()
+
+
+@pytest.mark.parametrize("name", THREE)
+def test_a_stage_that_is_killed_and_started_again_goes_on_with_the_same_tokens(
+    star: Star, expected: dict[str, list[int]], name: str
+) -> None:
+    with star.client(*THREE, options=("--stage-wait", str(LIMIT_S))) as client:
+        begin(client)
+        star.stages[name].end(signal.SIGKILL)
+        star.restart(name)
+        assert client.whole_answers() == expected
+        assert "the stages are attached anew" in client.target.output()
+
+
+def test_a_spare_takes_the_place_of_a_stage_that_is_stopped(star: Star, expected: dict[str, list[int]]) -> None:
+    with star.client("first half", "last half", options=("--spares", star.endpoints["spare"])) as client:
+        begin(client)
+        star.stages["last half"].send(signal.SIGSTOP)
+        try:
+            assert client.whole_answers() == expected
+            assert f"stage {star.endpoints['last half']} does not answer" in client.target.output()
+        finally:
+            star.stages["last half"].send(signal.SIGCONT)
+
+
+def test_without_anybody_in_its_place_requests_end_and_new_ones_are_refused_until_the_stage_is_back(
+    star: Star, expected: dict[str, list[int]]
+) -> None:
+    with star.client("first half", "last half", options=("--stage-wait", "3")) as client:
+        begin(client)
+        star.stages["last half"].send(signal.SIGSTOP)
+        client.wait(lambda: all(each.end for each in client.got.values()))
+        why = f"stage {star.endpoints['last half']} does not answer"
+        for name, answer in client.got.items():
+            assert answer.token_ids == expected[name][: len(answer.token_ids)]
+            assert answer.is_whole or answer.why == ("abort", f"{why}; no other stage took its place within 3 s")
+        assert not all(each.is_whole for each in client.got.values())
+        client.submit(JOBS[:1])
+        client.wait(lambda: client.got[JOBS[0].name].end is not None)
+        assert client.got[JOBS[0].name].why == (503, why)
+        assert client.status().num_free_rows == client.status().num_rows
+        star.stages["last half"].send(signal.SIGCONT)
+        client.answer_again(JOBS[0])
+        assert client.answers(JOBS) == expected

@@ -95,22 +95,40 @@ class PipeConfig:
             unit="rounds",
         ),
     ] = "auto"
+    spares: Annotated[
+        tuple[str, ...],
+        Option(
+            "Endpoints of stages that wait to take the place of a lost one with the same layers, tcp://HOST:PORT,...",
+            MODELS,
+            shown=NONE_GIVEN,
+            form="list",
+        ),
+    ] = ()
+    start_timeout_s: Annotated[
+        float, Option("Seconds that all stages have to become ready.", LIMITS, ("--start-timeout",), least=0.0)
+    ] = 600.0
     wait_s: Annotated[
-        float, Option("Seconds that all stages have to become reachable.", LIMITS, ("--stage-wait",), least=0.0)
-    ] = 120.0
+        float,
+        Option(
+            "Seconds in which a lost stage, or a spare, must take its place; then requests end.",
+            LIMITS,
+            ("--stage-wait",),
+            least=0.0,
+        ),
+    ] = 30.0
     silence_s: Silence = 2.0
 
     def __post_init__(self) -> None:
         check_words(self)
         check_ranges(self)
-        for endpoint in self.stages:
-            _address_of(endpoint, "--stages")
-        twice = next((each for each in self.stages if self.stages.count(each) > 1), None)
+        endpoints = [*self.stages, *self.spares]
+        for endpoint in endpoints:
+            _address_of(endpoint, "--stages" if endpoint in self.stages else "--spares")
+        twice = next((each for each in endpoints if endpoints.count(each) > 1), None)
         if twice is not None:
-            raise ConfigError(f"stage {twice} is listed twice in --stages: each holds its layers once")
-
-        if not self.stages and self.in_flight != "auto":
-            raise ConfigError("--in-flight is about stages, and the model runs here: give --stages, or leave it out")
+            raise ConfigError(f"stage {twice} is listed twice in --stages and --spares: each holds its layers once")
+        if not self.stages and (self.in_flight != "auto" or self.spares):
+            raise ConfigError("--in-flight and --spares are about stages, and the model runs here: give --stages too")
 
     @property
     def depth(self) -> int | None:

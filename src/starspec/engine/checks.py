@@ -22,7 +22,7 @@ def keys_of(config: TargetConfig) -> Keys | None:
 def check_stages(config: TargetConfig) -> None:
     """Raises: ConfigError if keys for a stage are missing."""
     keys = load_keys(config.keys, "target")
-    for endpoint in config.pipe.stages:
+    for endpoint in (*config.pipe.stages, *config.pipe.spares):
         require_keys(host_of(endpoint, "the stage"), keys, config.insecure, "the target would connect to the stage at")
         if keys is not None:
             keys.public_key_of("stage")

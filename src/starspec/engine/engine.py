@@ -27,7 +27,7 @@ from starspec.speculation.acceptance import DEFAULT_THRESHOLDS, KeyThresholds, R
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
 from starspec.windows.batching import PARTS, make_scheduler
-from starspec.windows.verifier import Landed, Ticket, Verifier
+from starspec.windows.verifier import Landed, Lost, Ticket, Verifier
 from starspec.wire.messages import DraftToVerify, EngineOutput, RequestSpec
 
 NO_GRAMMARS = "this target cannot hold answers to a grammar: a model in stages cannot, nor can old versions"
@@ -76,7 +76,7 @@ class TargetEngine:
         self._scheduler = make_scheduler(config)
         self._requests = RequestTable(verifier.cache, config.num_rows, config.max_num_queued_reqs)
         self._in_flight: dict[Ticket, LaunchedRound | LaunchedChunk] = {}
-        self._landed: deque[Landed] = deque()  # and not finished yet
+        self._landed: deque[Landed | Lost] = deque()  # and not finished yet
         self._at_work: Sequence[TargetSequence] = ()  # of the chunk or round that is begun or finished just now
         self._outputs: dict[RequestKey, EngineOutput] = {}  # of this step, so far
         self._rate = WindowRate(RATE_WINDOW_S, clock())  # of tokens
@@ -124,13 +124,16 @@ class TargetEngine:
             owner: of the gateway, as `policy/queue_turns.py` says.
             grammar: that of the spec, compiled; None = it is compiled here, if there is one.
         Returns: the waiting request that gave way, which is aborted; None = none.
-        Raises: RequestError if the request can never run; QueueFull if the queue is at its limit.
+        Raises: RequestError if the request can never run; QueueFull if the queue is at its limit; CapacityError if
+            nothing can run now.
         """
         key = RequestKey(peer, request_id)
         try:
             if self._requests.get(key) is not None:
                 raise RequestError(f"request id {request_id} is in use", "request_id")
             self.check(spec)
+            if self.verifier.refusal is not None:
+                raise CapacityError(self.verifier.refusal)
             if grammar is None:
                 grammar = self.compile(spec)
             late = None if self.has_room else self._requests.who_gives_way(Sender(owner, peer))
@@ -203,11 +206,11 @@ class TargetEngine:
         Returns: the output of each sequence of the rounds that landed, and of each chunk whose log-probabilities are
             wanted.
         """
-        if self._in_flight:
+        if self._in_flight or not self.verifier.depth:
             self.drafts.poll()
-            self._land(0.0)
+        self._land(0.0)
         has_room = len(self._in_flight) < self.verifier.depth
-        if not (has_room and self._launch()) and self._in_flight:
+        if not (has_room and self._launch()) and (self._in_flight or not self.verifier.depth):
             self._land(LANDING_WAIT_S)
         return self._take_outputs()
 
@@ -227,6 +230,8 @@ class TargetEngine:
             self.drafts.poll()
             return plan.prefill is not None
         batch = self._requests.sorted_by_row(plan.decode)
+        if not batch:  # all was lost just now
+            return True
         self._at_work = batch
         launched = self._rounds.begin(batch, len(self._in_flight))
         self._in_flight[launched.ticket] = launched
@@ -245,9 +250,13 @@ class TargetEngine:
     def _land(self, timeout_s: float) -> None:
         """Finish what has landed, waiting at most so long for the first. Effects: adds to the step's outputs."""
         self._at_work = ()
-        self._landed.extend(self.verifier.poll(0.0 if self._landed else timeout_s))
+        if not self._landed:
+            self._landed.extend(self.verifier.poll(timeout_s))
         while self._landed:
             landed = self._landed.popleft()
+            if isinstance(landed, Lost):
+                self._lose(landed)
+                continue
             launched = self._in_flight.pop(landed.ticket)
             self._at_work = launched.batch
             if isinstance(launched, LaunchedChunk):
@@ -260,22 +269,44 @@ class TargetEngine:
     def _finish_round(self, launched: LaunchedRound, landed: Landed) -> None:
         num_tokens = 0
         for sequence, output in self._rounds.finish(launched, landed):
-            self._outputs[sequence.key] = output
+            self._add_output(sequence.key, output)
             num_tokens += len(output.token_ids)
             if sequence.state is SequenceState.FINISHED:
                 self.stats.num_finished += 1
                 self._requests.release(sequence)
         self._update_rate(num_tokens)
 
+    def _lose(self, lost: Lost) -> None:
+        """All rows are empty now: begin again behind the tokens of each sequence, or end all of them."""
+        self._in_flight.clear()
+        for sequence in self._requests.all:
+            if lost.can_go_on and sequence.can_start_again:
+                sequence.start_again()
+            else:
+                self.stats.num_aborted += 1
+                self._end(sequence, Finish("abort", lost.reason))
+
+    def _end(self, sequence: TargetSequence, finish: Finish) -> None:
+        """A request cannot go on. Effects: adds its last output to the step's outputs."""
+        self._add_output(sequence.key, sequence.output(RoundOutput(finish=finish)))
+        self.drafts.close(sequence)
+        self._requests.release(sequence)
+
+    def _add_output(self, key: RequestKey, output: EngineOutput) -> None:
+        """Add to the step's outputs. Two rounds of a sequence can land in one step."""
+        before = self._outputs.get(key)
+        if before is not None:
+            logprobs = None if output.logprobs is None else [*(before.logprobs or []), *output.logprobs]
+            token_ids, text = [*before.token_ids, *output.token_ids], before.text + output.text
+            output = replace(output, token_ids=token_ids, text=text, logprobs=logprobs)
+        self._outputs[key] = output
+
     def _take_outputs(self) -> dict[RequestKey, EngineOutput]:
         outputs, self._outputs = self._outputs, {}
         return outputs
 
     def keep_links(self) -> None:
-        """Call it now and then while there is no work, so that hub and stages know that this target lives.
-
-        Raises: PeerLost if a stage is gone.
-        """
+        """Call it now and then while there is no work, so that hub and stages know that this target lives."""
         self.drafts.poll()
         self._land(0.0)
 
@@ -287,16 +318,10 @@ class TargetEngine:
 
         Returns: their last outputs, and those of rounds that the step had finished.
         """
-        outputs = self._take_outputs()
         failed = [each for each in self._at_work if each.row is not None]
         for sequence in failed or self._requests.with_rows:
-            last = sequence.output(RoundOutput(finish=Finish("error", reason)))
-            if (landed := outputs.get(sequence.key)) is not None:  # its round before landed in this step, too
-                last = replace(last, token_ids=landed.token_ids, text=landed.text, logprobs=landed.logprobs)
-            outputs[sequence.key] = last
-            self.drafts.close(sequence)
-            self._requests.release(sequence)
-        return outputs
+            self._end(sequence, Finish("error", reason))
+        return self._take_outputs()
 
     def refresh_rate(self) -> None:
         """Update `stats.tokens_per_s` to now. Call it before reporting."""

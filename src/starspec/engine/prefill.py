@@ -1,4 +1,8 @@
-"""Prompts of a target: launched chunk by chunk. The last token of a prompt is left for the first round, as its root."""
+"""Prompts of a target: launched chunk by chunk. The last token of a prompt is left for the first round, as its root.
+
+If the row of a sequence was lost, its output is forwarded again as well. A token keeps its bits: those of the prompt
+are in the same chunks as before, and those of the output in chunks that are computed as rounds are.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import NamedTuple
 
 from starspec.engine.drafts import Drafts
 from starspec.engine.sequence import TargetSequence
+from starspec.models.batch import MAX_DECODE_TOKENS
 from starspec.models.runner import Segment
 from starspec.tracing import Tracer
 from starspec.windows.verifier import Landed, Ticket, Verifier
@@ -34,7 +39,7 @@ class LaunchedChunk(NamedTuple):
 class Prefiller:
     """Launches chunks, and commits them when they land. It holds no state of sequences.
 
-    Chunk boundaries depend on a prompt alone, so its keys and values are bitwise equal in every batch.
+    Chunk boundaries depend on the tokens of a sequence alone, so keys and values are bitwise equal in every batch.
     """
 
     verifier: Verifier
@@ -47,7 +52,11 @@ class Prefiller:
         """Launch the next chunk of a prompt. Returns: None for a prompt of one token, which has no chunk."""
         assert sequence.row is not None
         start = self.verifier.cache.lengths[sequence.row]
-        chunk = sequence.token_ids[start : min(start + self.chunk_size, sequence.prompt_len - 1)]
+        if start < sequence.prompt_len - 1:
+            end = min(start + self.chunk_size, sequence.prompt_len - 1)
+        else:
+            end = min(start + MAX_DECODE_TOKENS, len(sequence.token_ids) - 1)
+        chunk = sequence.token_ids[start:end]
         if not chunk:
             sequence.end_prefill()
             return None
@@ -70,7 +79,7 @@ class Prefiller:
             self.drafts.add_prompt_features(sequence, launched.start, landed.features)
         if self.trace is not None:
             self.trace.slice("verify", "prefill", launched.started_s, self.clock(), num_tokens=launched.num_tokens)
-        if launched.start + launched.num_tokens == sequence.prompt_len - 1:
+        if launched.start + launched.num_tokens == len(sequence.token_ids) - 1:
             sequence.end_prefill()
         return sequence.prompt_output(launched.start + 1, landed.scores) if landed.scores else None
 

@@ -36,6 +36,10 @@ class RequestTable:
         return self._sequences.get(key)
 
     @property
+    def all(self) -> list[TargetSequence]:
+        return list(self._sequences.values())
+
+    @property
     def with_rows(self) -> list[TargetSequence]:
         return [each for each in self._sequences.values() if each.row is not None]
 
@@ -82,9 +86,13 @@ class RequestTable:
         return None if place is None else waiting[place].key
 
     def sorted_by_row(self, keys: Iterable[RequestKey]) -> list[TargetSequence]:
-        """The sequences in the order of their cache rows, so that neighbours in the batch are neighbours in memory."""
-        sequences = [self._sequences[key] for key in keys]
-        return sorted(sequences, key=lambda sequence: -1 if sequence.row is None else sequence.row)
+        """The running ones of these sequences in the order of their cache rows.
+
+        So neighbours in a batch are neighbours in memory. Those that were lost since they were chosen are left out.
+        """
+        sequences = [self._sequences[key] for key in keys if key in self._sequences]
+        running = [each for each in sequences if each.state is SequenceState.RUNNING]
+        return sorted(running, key=lambda sequence: -1 if sequence.row is None else sequence.row)
 
     # ---------------------------------------------------------------- changes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec.structs import replace
 from torch import Tensor
@@ -22,10 +22,12 @@ from starspec.stats import RequestStats
 from starspec.windows.window import Law, Verdict
 from starspec.wire.messages import GRAMMAR_FAILED, EngineOutput, PromptLogprob, RequestSpec, TokenLogprob, Verified
 
+MAX_RESTARTS: Final = 3  # without a token in between: such a sequence may be what kills the stages
+
 
 class SequenceState(Enum):
     WAITING = auto()  # no cache row yet
-    PREFILLING = auto()  # the prompt is forwarded chunk by chunk
+    PREFILLING = auto()  # its tokens are forwarded chunk by chunk
     RUNNING = auto()  # takes part in rounds
     FINISHED = auto()
 
@@ -107,6 +109,7 @@ class TargetSequence:
         self.arrived_s = arrived_s
         self.admitted_s = float("inf")  # when it got its cache row
         self.num_passed_over = 0  # consecutive steps that chose others instead, for a row or for a round
+        self._num_restarts = 0  # since its last token
         self._first_token_s: float | None = None
         self._eos_token_ids = frozenset(eos_token_ids)
         self._end_token_ids = frozenset(spec.sampling.end_token_ids)
@@ -132,8 +135,18 @@ class TargetSequence:
         self.state = SequenceState.PREFILLING
 
     def end_prefill(self) -> None:
-        """The cache row holds the prompt but for its last token: it takes part in rounds."""
+        """The cache row holds all tokens but the last: it takes part in rounds."""
         self.state = SequenceState.RUNNING
+
+    @property
+    def can_start_again(self) -> bool:
+        return self._num_restarts < MAX_RESTARTS
+
+    def start_again(self) -> None:
+        """Its row, if it has one, is empty again: its tokens must be forwarded."""
+        if self.row is not None:
+            self._num_restarts += 1
+            self.state = SequenceState.PREFILLING
 
     def release(self) -> int | None:
         """It has ended. Returns: the cache row to free; None if it has none."""
@@ -174,6 +187,7 @@ class TargetSequence:
         Effects: extends `token_ids`, `counts`, `grammar` and the text; sets `state` if the answer ended.
         """
         output = RoundOutput()
+        self._num_restarts = 0
         for index, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
             output.token_ids.append(token_id)

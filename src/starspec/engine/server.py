@@ -19,7 +19,7 @@ from starspec.cache.memory import memory_of
 from starspec.config import TargetConfig
 from starspec.engine.compiling import Compiled, Compiling
 from starspec.engine.engine import TargetEngine
-from starspec.errors import RETRY_AFTER_S, CapacityError, PeerLost, RequestError
+from starspec.errors import RETRY_AFTER_S, CapacityError, RequestError
 from starspec.grammars.matcher import GrammarMatcher
 from starspec.ids import PeerId, RequestKey, TargetId
 from starspec.log_limit import LogLimit
@@ -122,9 +122,6 @@ class TargetServer:
         """Run one step. If it raises, only the requests of that step fail. No other place catches such errors."""
         try:
             return self._engine.step()
-        except PeerLost as error:
-            self._log_limit.log(log.error, "a stage is lost; requests end with an error", why=str(error))
-            return self._engine.fail_step(str(error))
         except Exception:
             self._log_limit.log(log.exception, "a step failed; its requests end with an error")
             return self._engine.fail_step("internal error")

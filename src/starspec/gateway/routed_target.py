@@ -309,7 +309,8 @@ def _refusal(rejected: Rejected) -> StarspecError:
 def _error_of(output: EngineOutput) -> StarspecError | None:
     """The error for a last output that ended neither by stop nor by length."""
     if output.finish_reason == "abort":
-        return CapacityError("the target aborted this request; it may be shutting down")
+        why = output.stop_reason if isinstance(output.stop_reason, str) else "it may be shutting down"
+        return CapacityError(f"the target aborted this request: {why}")
     if output.finish_reason == "error" and str(output.stop_reason).startswith(GRAMMAR_FAILED):
         return RequestError(str(output.stop_reason), "structured_outputs")
     if output.finish_reason == "error":

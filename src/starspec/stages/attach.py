@@ -21,6 +21,7 @@ class Pipe:
     stages: tuple[Attached, ...]
     epoch: PipeEpoch
     lease_s: float
+    target_id: TargetId
 
     def __post_init__(self) -> None:
         named = list(zip(self.names, self.stages, strict=True))
@@ -70,13 +71,13 @@ def attach(
     """
     deadline_s, epoch = clock() + timeout_s, PipeEpoch(1)
     while True:
-        messages = [Attach(PROTOCOL_VERSION, target_id, epoch, lease_s, following) for following in (*names[1:], "")]
+        messages = [Attach(PROTOCOL_VERSION, target_id, epoch, lease_s, each) for each in (*names[1:], "")]
         try:
             answers = _ask(link, names, messages, deadline_s, clock)
             newest = max((each.pipe_epoch for each in answers if isinstance(each, Outdated)), default=PipeEpoch(0))
             if not newest:
                 stages = tuple(each for each in answers if isinstance(each, Attached))
-                return Pipe(tuple(names), stages, epoch, lease_s)
+                return Pipe(tuple(names), stages, epoch, lease_s, target_id)
         except (ConfigError, PeerLost):
             detach(link, len(names), epoch)
             raise

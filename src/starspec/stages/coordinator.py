@@ -1,4 +1,7 @@
-"""The coordinator of a pipe: a Verifier whose windows travel through stages."""
+"""The coordinator of a pipe: a Verifier whose windows travel through stages.
+
+If a stage is gone, the pipe is down: launches go nowhere, until all positions are attached again (`membership.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from starspec.errors import ConfigError, LocalProtocolError, PeerLost
+import structlog
+
+from starspec.errors import ConfigError, LocalProtocolError
 from starspec.models.runner import ModelInfo
 from starspec.policy.pipe_depth import PipeDepth
-from starspec.stages.attach import Pipe, detach
+from starspec.stages.attach import Pipe
 from starspec.stages.frames import Frame, heard
 from starspec.stages.link import PipeLink
+from starspec.stages.membership import USUAL_TIMES, Membership, StageTimes
 from starspec.stages.mirror import MirroredRows
-from starspec.windows.verifier import Landed, Ticket
+from starspec.windows.verifier import Landed, Lost, Ticket
 from starspec.windows.window import Judge, Window
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES, encode
 from starspec.wire.messages import (
-    Beat,
-    CoordinatorToStage,
-    Gap,
+    Alive,
     JudgeOf,
     Judges,
     Landing,
@@ -28,10 +32,13 @@ from starspec.wire.messages import (
     RowLaw,
     StageToCoordinator,
     Traversal,
+    WindowHead,
 )
 
 CHANGES_WAIT_S: Final = 1.0  # leases and frees travel alone if no launch takes them along
-BEATS_A_LEASE: Final = 4
+STALLED: Final = 5  # times `seen_within_s`, and two round trips: so long nothing may land while no stage computes
+
+log = structlog.get_logger()
 
 
 class _Launch(NamedTuple):
@@ -55,28 +62,44 @@ class RemoteVerifier:
         info: of the model.
         depth: as for Verifier; None = follows what traversals take.
         clock: seconds.
+        spares: names of processes that may take the place of a stage; the link counts them behind the stages.
+        times: how long to wait.
     """
 
     def __init__(
-        self, link: PipeLink, pipe: Pipe, info: ModelInfo, *, depth: int | None, clock: Callable[[], float]
+        self,
+        link: PipeLink,
+        pipe: Pipe,
+        info: ModelInfo,
+        *,
+        depth: int | None,
+        clock: Callable[[], float],
+        spares: Sequence[str] = (),
+        times: StageTimes = USUAL_TIMES,
     ) -> None:
         self.info = info
         self.cache = MirroredRows(pipe.num_rows, pipe.max_len, pipe.num_cache_bytes)
-        self.compute_s = 0.0  # of all stages, for all that has landed
-        self._link = link
-        self._pipe = pipe
-        self._clock = clock
-        self._numbers, self._tickets = itertools.count(1), itertools.count()
-        self._in_flight: deque[_Launch] = deque()
-        self._ruled: dict[int, int] = {}  # row -> the lease whose law the last stage knows
-        self._launched_s = self._beat_s = clock()
-        self._lost: str | None = None
+        self.stage_s = [0.0] * len(pipe.stages)  # computing of each stage, for all that has landed
+        self.num_losses = 0  # of the pipe
         self._depth = PipeDepth(depth)
+        self._link = link
+        self._clock = clock
+        self._times = times
+        self._members = Membership(pipe, spares, times, clock())
+        self._tickets = itertools.count()
+        self._news: list[Lost] = []
+        self._is_down = False  # it was noted that the pipe is
+        self._has_ended = False  # the loss was told as one that ends all requests
+        self._is_woken = False  # the last wait ended for something else than a stage
+        self._begin()
 
     @property
     def depth(self) -> int:
-        """As Verifier."""
-        return self._depth.value
+        return self._depth.value if self._members.is_up else 0
+
+    @property
+    def refusal(self) -> str | None:
+        return self._members.reason if self._members.has_given_up else None
 
     @property
     def num_in_flight(self) -> int:
@@ -84,38 +107,59 @@ class RemoteVerifier:
         return len(self._in_flight)
 
     def launch(self, windows: Sequence[Window], feature_layers: Sequence[int] = ()) -> Ticket:
-        """As Verifier. Raises: PeerLost if a stage is gone; ConfigError if features or scores are wanted."""
+        """As Verifier. While the pipe is down, what is launched is lost.
+
+        Raises: ConfigError if features or scores are wanted.
+        """
         if feature_layers:
             raise ConfigError("the stages of a target send no features: choose a draft that needs none")
         if any(each.scoring or (each.judge and each.judge.law.num_node_tops is not None) for each in windows):
             raise ConfigError("the stages of a target send no log-probabilities of prompts and drafts")
-        self._check_alive()
         for each in windows:
             self.cache.check_fits(each.segment.row, len(each.segment.token_ids))
         heads = [self.cache.launch(each.segment) for each in windows]
+        ticket = Ticket(next(self._tickets))
+        if not self._members.is_up:
+            return ticket
         told = [
             JudgeOf.of(index, each.judge.prefix_len, each.segment.token_ids[0], each.judge.tree, self._law(each, lease))
             for index, (each, lease) in enumerate(zip(windows, (head.lease for head in heads), strict=True))
             if each.judge is not None
         ]
-        ticket = Ticket(next(self._tickets))
         judges = tuple(each.judge for each in windows if each.judge is not None)
-        launch = _Launch(next(self._numbers), ticket, tuple(each.row for each in heads), judges, self._clock())
-        self._send(launch, Traversal(self._pipe.epoch, launch.number, self.cache.take_changes(), heads), Judges(told))
+        self._send(ticket, heads, Judges(told), judges)
         return ticket
 
-    def poll(self, timeout_s: float) -> list[Landed]:
-        """As Verifier. Raises: PeerLost if a stage is gone; then nothing lands any more."""
-        self._check_alive()
-        self._keep_up()
-        landed = [self._hear(stage, message) for stage, message in self._link.receive(timeout_s)]
-        self._check_alive()
-        return [each for each in landed if each is not None]
+    def poll(self, timeout_s: float) -> Sequence[Landed | Lost]:
+        """As Verifier."""
+        end_s = self._clock() + timeout_s
+        while True:
+            self._keep_up()
+            left_s = max(0.0, end_s - self._clock())
+            landed = self._receive(min(left_s, self._times.beat_s))
+            if landed or self._news or self._is_woken or self._clock() >= end_s:
+                break
+        if landed:
+            return landed
+        news, self._news = self._news, []
+        return news
 
     def close(self) -> None:
         """Free all rows of all stages, and end the connections."""
-        detach(self._link, len(self._pipe.stages), self._pipe.epoch)
+        self._detach()
         self._link.close()
+
+    def _detach(self) -> None:
+        for member, message in self._members.end():
+            self._link.control(member, message)
+
+    def _begin(self) -> None:
+        """A pipe epoch begins: all rows are empty, and nothing is in flight."""
+        self._epoch = self._members.epoch
+        self._numbers = itertools.count(1)
+        self._in_flight: deque[_Launch] = deque()
+        self._ruled: dict[int, int] = {}  # row -> the lease whose law the last stage knows
+        self._launched_s = self._moved_s = self._clock()
 
     def _law(self, window: Window, lease: int) -> RowLaw | None:
         """The sequence's law, if the last stage does not know it."""
@@ -128,14 +172,19 @@ class RemoteVerifier:
             token_ids = [*self.cache.tokens_of(row), window.segment.token_ids[0]]
         return RowLaw(law.sampling, law.relaxation, law.num_logprobs, judge.counts.prompt_len, token_ids)
 
-    def _send(self, launch: _Launch, traversal: Traversal, judges: Judges) -> None:
+    def _send(self, ticket: Ticket | None, heads: list[WindowHead], told: Judges, judges: tuple[Judge, ...]) -> None:
         self._send_retracted()
-        self._in_flight.append(launch)
         self._launched_s = self._clock()
+        rows = tuple(each.row for each in heads)
+        launch = _Launch(next(self._numbers), ticket, rows, judges, self._launched_s)
+        traversal = Traversal(self._epoch, launch.number, self.cache.take_changes(), heads)
+        if not self._in_flight:
+            self._moved_s = self._launched_s
+        self._in_flight.append(launch)
         try:
-            self._link.send(Frame(traversal, encode(judges, MAX_TRAVERSAL_BYTES), b"").parts)
+            self._link.send(Frame(traversal, encode(told, MAX_TRAVERSAL_BYTES), b"").parts, self._members.chain[0])
         except LocalProtocolError as error:  # the stages would miss this number
-            self._lost = str(error)
+            self._members.lose(str(error), self._launched_s)
             raise
 
     def _send_retracted(self) -> None:
@@ -143,44 +192,81 @@ class RemoteVerifier:
         flying = {row for launch in self._in_flight for row in launch.rows}
         for each in self.cache.take_retracted():
             if each.row in flying:
-                self._tell_all(Retract(self._pipe.epoch, *each))
+                for member in self._members.chain:
+                    self._link.control(member, Retract(self._epoch, *each))
 
     def _keep_up(self) -> None:
         """Send what does not wait for a launch."""
         now = self._clock()
+        for member, message in self._members.due(now):
+            self._link.control(member, message)
+        if not self._members.is_up:
+            return
         self._send_retracted()
-        if self.cache.has_changes and now - self._launched_s >= CHANGES_WAIT_S:
-            launch = _Launch(next(self._numbers), None, (), (), now)
-            self._send(launch, Traversal(self._pipe.epoch, launch.number, self.cache.take_changes(), []), Judges([]))
-        if now - self._beat_s >= self._pipe.lease_s / BEATS_A_LEASE:
-            self._beat_s = now
-            self._tell_all(Beat(self._pipe.epoch))
+        is_late = bool(self._in_flight and self._in_flight[-1].ticket is not None)
+        is_late = is_late and now - max(self._moved_s, self._launched_s) >= self._times.seen_within_s
+        if is_late or (self.cache.has_changes and now - self._launched_s >= CHANGES_WAIT_S):
+            self._send(None, [], Judges([]), ())  # if the last traversal was lost, this one does not follow
 
-    def _tell_all(self, message: CoordinatorToStage) -> None:
-        for stage in range(len(self._pipe.stages)):
-            self._link.control(stage, message)
+    def _receive(self, timeout_s: float) -> list[Landed]:
+        """Take in what has come, and see who is gone."""
+        asked_s = self._clock()
+        messages = self._link.receive(timeout_s)
+        now = self._clock()
+        self._is_woken = not messages and now < asked_s + timeout_s
+        landed = [self._hear(member, message, now) for member, message in messages]
+        patience_s = STALLED * self._times.seen_within_s + 2 * self._members.round_trips_s
+        if self._in_flight and self._members.is_up and now - self._moved_s >= patience_s:
+            self._members.lose(f"nothing has landed for {now - self._moved_s:.1f} s, and all stages are idle", now)
+        if self._members.judge(now):
+            self._come_up()
+        elif not (self._members.is_up or self._is_down):
+            self._go_down()
+        found = [each for each in landed if each is not None]
+        if self._members.has_given_up and not (self._has_ended or found):
+            self._give_up()
+        return found
 
-    def _hear(self, stage: int, message: StageToCoordinator) -> Landed | None:
-        if not isinstance(message, Gap | Landing) or message.pipe_epoch != self._pipe.epoch:
+    def _hear(self, member: int, message: StageToCoordinator, now: float) -> Landed | None:
+        self._members.hear(member, message, now)
+        if isinstance(message, Alive) and message.is_busy:
+            self._moved_s = now
+        if not (self._members.is_up and isinstance(message, Landing) and message.pipe_epoch == self._epoch):
             return None
-        if isinstance(message, Gap):
-            self._lost = f"stage {self._pipe.names[stage]} broke off: {message.reason}"
-            return None
-        is_last = stage == len(self._pipe.stages) - 1
+        is_last = member == self._members.chain[-1]
         if not (is_last and self._in_flight and _fits(message, self._in_flight[0])):
-            self._lost = f"stage {self._pipe.names[stage]} answered what it was not asked"
+            self._members.lose(f"stage {self._members.members[member].name} answered what it was not asked", now)
             return None
         launch = self._in_flight.popleft()
-        self.compute_s += message.compute_s
-        if message.verdicts:
-            self._depth.add(self._clock() - launch.launched_s, message.slowest_s)
+        self._moved_s = now
+        if len(message.stage_s) == len(self.stage_s):
+            self.stage_s = [before + new for before, new in zip(self.stage_s, message.stage_s, strict=True)]
+            if launch.judges:  # a prompt's chunk says nothing about rounds
+                self._depth.add(now - launch.launched_s, max(message.stage_s))
         if launch.ticket is None:
             return None
         return Landed(launch.ticket, [heard(each) for each in message.verdicts], None)
 
-    def _check_alive(self) -> None:
-        if self._lost is not None:
-            raise PeerLost(self._lost)
+    def _go_down(self) -> None:
+        log.warning("the stages are attached anew", why=self._members.reason)
+        self._is_down = True
+        self.num_losses += 1
+
+    def _come_up(self) -> None:
+        log.info("all stages are attached", stages=[self._members.members[each].name for each in self._members.chain])
+        self.cache.start_over()
+        self._is_down = self._has_ended = False
+        self._begin()
+        self._news.append(Lost("the stages were attached anew", True))
+
+    def _give_up(self) -> None:
+        reason = f"{self._members.reason}; no other stage took its place within {self._times.wait_s:g} s"
+        log.error("requests end: a stage is gone", why=reason)
+        self._has_ended = True
+        self._detach()
+        self._in_flight.clear()
+        self.cache.start_over()
+        self._news.append(Lost(reason, False))
 
 
 def _fits(landing: Landing, launch: _Launch) -> bool:

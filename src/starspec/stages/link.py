@@ -9,21 +9,18 @@ from starspec.wire.messages import CoordinatorToStage, StageToCoordinator
 
 
 class PipeLink(Protocol):
-    """The coordinator's connections to the stages."""
+    """The coordinator's connections to the stages, numbered as it was given them, the spares behind them."""
 
     def control(self, stage: int, message: CoordinatorToStage) -> None:
         """Send to any stage. Never waits."""
         ...
 
-    def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Send a traversal to the first stage. Never waits."""
+    def send(self, parts: Sequence[bytes | memoryview], stage: int = 0) -> None:
+        """Send a traversal to the stage that is the first one now. Never waits."""
         ...
 
     def receive(self, timeout_s: float) -> list[tuple[int, StageToCoordinator]]:
-        """What stages sent, each with its stage. Waits at most so long for the first.
-
-        Raises: PeerLost if a stage is gone.
-        """
+        """What stages sent, each with its stage. Waits at most so long for the first, or for something else."""
         ...
 
     def close(self) -> None:

@@ -68,9 +68,7 @@ class MirroredRows(KVCache):
 
     def lease(self, row: int | None = None) -> int:
         row = super().lease(row)
-        lease = RowLease(next(self._leases))
-        self._rows[row] = _Row(lease)
-        self._changes.append(RowChange("lease", row, lease))
+        self._begin(row)
         return row
 
     def free(self, row: int) -> None:
@@ -78,6 +76,12 @@ class MirroredRows(KVCache):
         here = self._rows.pop(row)
         self._retracted.append(Occupant(row, here.lease, RowEpoch(here.epoch + 1)))
         self._changes.append(RowChange("free", row, here.lease))
+
+    def start_over(self) -> None:
+        """The stages have forgotten all rows: those that are leased have new occupants, and are empty."""
+        self._changes, self._retracted = [], []
+        for row in sorted(self._rows):
+            self._begin(row)
 
     def append(self, row: int, num_tokens: int) -> None:
         self.commit(row, range(num_tokens))
@@ -129,6 +133,11 @@ class MirroredRows(KVCache):
         )
         here.base, here.path, here.launched = self.lengths[segment.row], (), segment.token_ids
         return head
+
+    def _begin(self, row: int) -> None:
+        lease = RowLease(next(self._leases))
+        self._rows[row], self.lengths[row] = _Row(lease), 0
+        self._changes.append(RowChange("lease", row, lease))
 
     def take_changes(self) -> list[RowChange]:
         """Leases and frees that the stages do not know yet, in order."""

@@ -16,6 +16,7 @@ from starspec.models.loading.load import load_info
 from starspec.models.runner import ModelInfo
 from starspec.stages.attach import Pipe, attach, detach
 from starspec.stages.coordinator import RemoteVerifier
+from starspec.stages.membership import StageTimes
 from starspec.wire.keys import load_keys
 from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES
 from starspec.wire.transports.waiting import Waiting
@@ -50,10 +51,11 @@ def open_stages(
     info, pipe_config = load_info(model), config.pipe
     _check_size(info, config)
     keys = load_keys(config.keys, "target")
-    link = ZmqPipe(pipe_config.stages, keys, config.insecure, pipe_config.silence_s, waiting)
+    endpoints = (*pipe_config.stages, *pipe_config.spares)
+    link = ZmqPipe(endpoints, keys, config.insecure, pipe_config.silence_s, waiting)
     try:
-        until_s = clock() + pipe_config.wait_s
-        _connect(link, pipe_config.wait_s, clock)
+        until_s = clock() + pipe_config.start_timeout_s
+        _connect(link, len(pipe_config.stages), pipe_config.start_timeout_s, clock)
         timeout_s = max(ATTACH_S, until_s - clock())  # they answer once their layers are loaded
         pipe = attach(
             link, pipe_config.stages, TargetId(config.name), lease_s=LEASE_S, timeout_s=timeout_s, clock=clock
@@ -65,7 +67,17 @@ def open_stages(
     report = "invariant at all stages" if pipe.is_invariant else "not invariant at all stages"
     # hidden states stay at the stages: a draft that needs them is refused at the handshake with its hub
     seen = replace(info, hidden_size=0)
-    return OpenedStages(RemoteVerifier(link, pipe, seen, depth=pipe_config.depth, clock=clock), report)
+    times = StageTimes(seen_within_s=pipe_config.silence_s, wait_s=pipe_config.wait_s)
+    verifier = RemoteVerifier(
+        link,
+        pipe,
+        seen,
+        depth=pipe_config.depth,
+        clock=clock,
+        spares=pipe_config.spares,
+        times=times,
+    )
+    return OpenedStages(verifier, report)
 
 
 def _check_model(link: ZmqPipe, pipe: Pipe, info: ModelInfo, model: ModelConfig) -> None:
@@ -104,14 +116,14 @@ def _check_size(info: ModelInfo, config: TargetConfig) -> None:
         )
 
 
-def _connect(link: ZmqPipe, wait_s: float, clock: Callable[[], float]) -> None:
-    """Wait until all stages are connected. Raises: as ZmqPipe.receive; PeerLost if they are not within `wait_s`."""
+def _connect(link: ZmqPipe, num_stages: int, timeout_s: float, clock: Callable[[], float]) -> None:
+    """Wait until all stages are connected. Raises: as ZmqPipe.receive; PeerLost if they are not in time."""
     started_s, is_told = clock(), False
-    while link.missing:
+    while link.missing(num_stages):
         link.receive(POLL_S)
-        waited_s, missing = clock() - started_s, ", ".join(link.missing)
-        if missing and waited_s > wait_s:
-            raise PeerLost(f"stage {missing} cannot be reached within {wait_s:g} s (--stage-wait): does it run?")
+        waited_s, missing = clock() - started_s, ", ".join(link.missing(num_stages))
+        if missing and waited_s > timeout_s:
+            raise PeerLost(f"stage {missing} cannot be reached within {timeout_s:g} s (--start-timeout): does it run?")
         if missing and waited_s > SLOW_S and not is_told:
             is_told = True
             log.info("waiting for stages", missing=missing)

@@ -1,4 +1,4 @@
-"""A stage as a process: one thread that reads its port, computes one traversal at a time, and sends it on."""
+"""A stage as a process: one thread computes traversals and sends them on, another one reads its port (`inbox.py`)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ import structlog
 from starspec.audit import AuditLog
 from starspec.cache.memory import memory_of
 from starspec.config import StageConfig
-from starspec.errors import ConfigError, LinkError, PeerLost, PeerProtocolError
+from starspec.errors import ConfigError, LinkError, PeerProtocolError
 from starspec.ids import PeerId
 from starspec.log_limit import LogLimit
 from starspec.models.runner import Stage
 from starspec.stages.frames import Bytes, Frame
+from starspec.stages.inbox import Control, StageInbox
 from starspec.stages.worker import StageWorker
 from starspec.tracing import Tracer
-from starspec.wire.codec import Decoder
 from starspec.wire.keys import Keys
-from starspec.wire.messages import Attach, Attached, CoordinatorToStage, Gap, Landing, Refused, StageToCoordinator
+from starspec.wire.messages import Alive, Attach, Attached, Beat, Gap, Landing, Refused
 from starspec.wire.stage_session import StageState
 from starspec.wire.transports.sockets import GOODBYE_MS, endpoint_at
 from starspec.wire.transports.stage_connection import StageConnection
-from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES, StageArrival, StagePort
-from starspec.wire.transports.waiting import Waiting
+from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES, StagePort
 
 TICK_S: Final = 0.1  # between looks at the lease and the connection to the next stage
-MAX_QUEUED: Final = 64  # traversals that were read and are not computed; a coordinator has a few in flight ...
-MAX_QUEUED_BYTES: Final = 256 * 2**20  # ... and their bytes, but for the last one
+LINKING_TICK_S: Final = 0.01  # the same while that connection is being made
 
 log = structlog.get_logger()
 
@@ -38,7 +36,7 @@ log = structlog.get_logger()
 class StageServer:
     """Serves one stage to one coordinator at a time.
 
-    Between two traversals it reads what has arrived, so that windows that need not be computed are dropped.
+    Between two traversals it takes in what has arrived, so that windows that need not be computed are dropped.
 
     Args:
         runner: of the stage's layers.
@@ -68,15 +66,13 @@ class StageServer:
         self._clock = clock
         self._trace = trace
         self._worker = StageWorker(runner, clock, is_invariant=is_invariant)
-        self._decoder: Decoder[CoordinatorToStage] = Decoder(CoordinatorToStage)
-        self._waiting = Waiting()
-        self._waiting.add(lambda: port.sockets)
-        self._waiting.add(lambda: [] if self._next is None else self._next.sockets)
+        self._inbox = StageInbox(port, "target" if runner.layers.is_first else "stage", self._answer_beat, clock)
         self._log_limit = LogLimit(clock)
         self._coordinator: PeerId | None = None
         self._next: StageConnection | None = None
         self._answer: Attached | None = None  # to be sent when the next stage is connected
         self._queue: deque[Sequence[Bytes]] = deque()  # traversals
+        self._is_computing = False
         self._is_stopping = False
 
     @property
@@ -93,12 +89,14 @@ class StageServer:
 
     def run(self) -> None:
         """Serve until `stop`."""
+        self._inbox.start()
         try:
             while not self._is_stopping:
                 self._turn()
         finally:
             self._unlink()
-            self._port.close()
+            self._inbox.end()
+            self._inbox.join()
             self._audit.close()
 
     def stop(self) -> None:
@@ -107,13 +105,12 @@ class StageServer:
 
     def _turn(self) -> None:
         """Take in what has arrived, then compute the oldest traversal."""
-        if not self._queue:
-            self._waiting.wait(TICK_S)
-        for arrival in self._port.receive():
-            if arrival.is_traversal:
-                self._enqueue(arrival)
-            else:
+        wait_s = TICK_S if self._answer is None else LINKING_TICK_S
+        for arrival in self._inbox.take(0.0 if self._queue else wait_s):
+            if isinstance(arrival, Control):
                 self._hear(arrival)
+            else:
+                self._queue.append(arrival.frames)
         self._worker.check_lease()
         if self._worker.session.state is StageState.DETACHED:
             self._unlink()
@@ -123,37 +120,38 @@ class StageServer:
 
     # ---------------------------------------------------------------- control
 
-    def _hear(self, arrival: StageArrival) -> None:
-        try:
-            message = self._decoder.decode(bytes(arrival.frames[0]))
-        except PeerProtocolError as error:
-            self._log_limit.log(log.warning, "a control message is dropped", why=str(error))
-            return
-        if isinstance(message, Attach):
-            self._attach(arrival, message)
-        elif arrival.peer == self._coordinator:
-            self._worker.control(message)
+    def _answer_beat(self, sender: PeerId, beat: Beat) -> Alive | Gap:
+        """On the inbox's thread."""
+        session = self._worker.session
+        if sender != self._coordinator:
+            return Gap(beat.pipe_epoch, session.next_number, "the stage is not in this pipe")
+        return session.answer(beat, self._clock(), is_busy=self._is_computing)
 
-    def _attach(self, arrival: StageArrival, message: Attach) -> None:
-        following = self._config.next or message.next
+    def _hear(self, arrival: Control) -> None:
+        if isinstance(arrival.message, Attach):
+            self._attach(arrival, arrival.message)
+        elif arrival.peer == self._coordinator:
+            self._worker.control(arrival.message)
+
+    def _attach(self, arrival: Control, message: Attach) -> None:
         answer = self._why_not(arrival, message) or self._worker.control(message)
         if not isinstance(answer, Attached):
             assert answer is not None
-            self._port.send(arrival.peer, answer)
+            self._inbox.tell(arrival.peer, answer)
             return
         self._unlink()
         self._queue.clear()
         self._coordinator, self._answer = arrival.peer, answer
+        following = self._config.next or message.next
         log.info("attached", target=message.target_id, pipe_epoch=answer.pipe_epoch, next=following or None)
         if following and not self._runner.layers.is_last:
             self._link(following)
 
-    def _why_not(self, arrival: StageArrival, message: Attach) -> Refused | None:
+    def _why_not(self, arrival: Control, message: Attach) -> Refused | None:
         if arrival.caller is not None and arrival.caller.role != "target":
             return Refused("key", f"the key {arrival.caller.key_name}.public is not a target's")
-        if (reason := self._port.why_not_named(arrival.caller, message.target_id)) is not None:
-            return Refused("key", reason)
-        return None
+        reason = self._port.why_not_named(arrival.caller, message.target_id)
+        return None if reason is None else Refused("key", reason)
 
     # ---------------------------------------------------------------- the next stage
 
@@ -178,8 +176,8 @@ class StageServer:
                 self._next.check()
         except ConfigError as error:
             self._refuse(str(error))
-        except PeerLost as error:
-            self._break_off(str(error))
+        if self._next is not None and self._next.has_broken:
+            self._break_off(f"the stage at {self._next.endpoint} is gone")
         if self._answer is not None and (self._next is None or self._next.is_ready):
             self._tell(self._answer)
             self._answer = None
@@ -197,18 +195,8 @@ class StageServer:
 
     # ---------------------------------------------------------------- traversals
 
-    def _enqueue(self, arrival: StageArrival) -> None:
-        """Let a traversal wait. One that is left out is missed by its number, which breaks the pipe."""
-        sender = "target" if self._runner.layers.is_first else "stage"
-        is_allowed = arrival.caller is None or arrival.caller.role == sender
-        num_bytes = sum(len(part) for frames in self._queue for part in frames)
-        if is_allowed and len(self._queue) < MAX_QUEUED and num_bytes < MAX_QUEUED_BYTES:
-            self._queue.append(arrival.frames)
-        else:
-            self._log_limit.log(log.warning, "a traversal is dropped", is_allowed=is_allowed, num=len(self._queue))
-
     def _compute(self, parts: Sequence[Bytes]) -> None:
-        started_s = self._clock()
+        started_s, self._is_computing = self._clock(), True
         try:
             answer = self._worker.take(parts)
         except PeerProtocolError as error:
@@ -218,26 +206,29 @@ class StageServer:
             log.exception("a traversal failed; its pipe breaks")
             self._break_off("a forward failed: the stage's log says why")
             return
+        finally:
+            self._is_computing = False
         if self._trace is not None:
-            self._trace.slice(
-                "stage", "traversal", started_s, self._clock(), number=self._worker.session.next_number - 1
-            )
+            number = self._worker.session.next_number - 1
+            self._trace.slice("stage", "traversal", started_s, self._clock(), number=number)
         if isinstance(answer, Frame):
             self._pass_on(answer)
         elif answer is not None:
             self._tell(answer)
 
     def _pass_on(self, frame: Frame) -> None:
-        if self._next is None or len(frame.hidden) > MAX_HIDDEN_BYTES:
-            problem = "there is no next stage" if self._next is None else f"{len(frame.hidden)} bytes are too many"
-            self._break_off(problem)
+        """Send hidden states to the next stage. What cannot be sent would be missed there: the pipe breaks."""
+        if len(frame.hidden) > MAX_HIDDEN_BYTES:
+            self._break_off(f"hidden states of {len(frame.hidden)} bytes are more than a stage takes")
             return
         try:
-            self._next.send(frame.parts)
-        except LinkError as error:
+            is_sent = self._next is not None and self._next.send(frame.parts)
+        except LinkError as error:  # the traversal is too large
             self._break_off(str(error))
+            return
+        if not is_sent:
+            self._break_off("the next stage does not take what it is sent")
 
     def _tell(self, message: Attached | Refused | Gap | Landing) -> None:
-        answer: StageToCoordinator = message
-        if self._coordinator is not None and not self._port.send(self._coordinator, answer):
-            self._log_limit.log(log.warning, "the coordinator is gone, or does not read")
+        if self._coordinator is not None:
+            self._inbox.tell(self._coordinator, message)

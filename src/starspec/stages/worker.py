@@ -15,8 +15,10 @@ from starspec.stages.rows import StageRows
 from starspec.windows.judging import judge
 from starspec.windows.window import Window
 from starspec.wire.messages import (
+    Alive,
     Attach,
     Attached,
+    Beat,
     CoordinatorToStage,
     Detach,
     Gap,
@@ -51,9 +53,11 @@ class StageWorker:
         self._laws = RowLaws()
         self._decoder = FrameDecoder(runner.info.vocab_size)
 
-    def control(self, message: CoordinatorToStage) -> Attached | Outdated | Refused | None:
+    def control(self, message: CoordinatorToStage) -> Attached | Outdated | Refused | Alive | Gap | None:
         """Note what the coordinator says. Returns: the answer to send, if there is one."""
         now = self._clock()
+        if isinstance(message, Beat):
+            return self.session.answer(message, now, is_busy=False)
         if isinstance(message, Attach):
             answer = self.session.attach(message, now)
             if answer is not None:
@@ -102,9 +106,8 @@ class StageWorker:
         if not self._runner.layers.is_last:
             return self._pass_on(frame, standing, output, started_s)
         verdicts = self._judge(traversal, of_window, segments, output)
-        spent_s = self._clock() - started_s
-        times = (traversal.compute_s + spent_s, max(traversal.slowest_s, spent_s))
-        return Landing(traversal.pipe_epoch, traversal.number, verdicts, *times)
+        stage_s = (*traversal.stage_s, self._clock() - started_s)
+        return Landing(traversal.pipe_epoch, traversal.number, verdicts, stage_s)
 
     def _stands(self, window: WindowHead, judge: JudgeOf | None) -> bool:
         """Whether a window is to be computed."""
@@ -130,9 +133,8 @@ class StageWorker:
             for each, is_kept in zip(traversal.windows, standing, strict=True)
         ]
         hidden: Bytes = b"" if output is None or output.hidden is None else pack(output.hidden)
-        spent_s = self._clock() - started_s
-        times = {"compute_s": traversal.compute_s + spent_s, "slowest_s": max(traversal.slowest_s, spent_s)}
-        return Frame(replace(traversal, windows=windows, **times), frame.judges, hidden)
+        stage_s = (*traversal.stage_s, self._clock() - started_s)
+        return Frame(replace(traversal, windows=windows, stage_s=stage_s), frame.judges, hidden)
 
     def _judge(
         self,

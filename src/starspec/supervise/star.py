@@ -32,7 +32,8 @@ from starspec.config.stages import check_drafts_of_stages
 from starspec.errors import ConfigError
 from starspec.supervise.child import ChildSpec
 
-STAGES_WAIT_S: Final = 3600.0  # `up` has a limit of its own for the whole start
+STAGES_START_S: Final = 3600.0  # `up` has a limit of its own for the whole start
+STAGE_RESTART_S: Final = 120.0  # for a stage that died to be started again, and to load its layers
 LAST_WORDS_S: Final = 1.0  # of a star's drain, for the gateway to answer requests that did not end in time
 GATEWAY_STAGE, TARGET_STAGE, HUB_STAGE = range(
     3
@@ -156,7 +157,7 @@ def _target(star: StarConfig, ports: StarPorts, number: int, environment: dict[s
     pipe = PipeConfig()
     if ports.stages:
         endpoints = tuple(f"tcp://{LOOPBACK}:{port}" for port in ports.stages[number])
-        pipe = replace(star.target.pipe, stages=endpoints, wait_s=STAGES_WAIT_S)
+        pipe = replace(star.target.pipe, stages=endpoints, start_timeout_s=STAGES_START_S, wait_s=STAGE_RESTART_S)
     target = replace(
         star.target, name=name, host=LOOPBACK, port=ports.targets[number], pipe=pipe, shutdown_timeout_s=star.drain_s
     )

@@ -25,6 +25,13 @@ class Landed(NamedTuple):
     scores: Sequence[Score] = ()  # of the tokens after a chunk's, if they are wanted
 
 
+class Lost(NamedTuple):
+    """No launch before this lands any more, and all rows are empty. They stay leased."""
+
+    reason: str  # one sentence
+    can_go_on: bool  # whether launches are possible again; otherwise end all requests
+
+
 class Verifier(Protocol):
     """Verifies windows, here or elsewhere. It knows no requests, only cache rows.
 
@@ -41,7 +48,15 @@ class Verifier(Protocol):
 
     @property
     def depth(self) -> int:
-        """How many launches are worth having in flight; beside a round there may be one more, for a prompt's chunk."""
+        """How many launches are worth having in flight; beside a round there may be one more, for a prompt's chunk.
+
+        0: launch nothing now, and poll.
+        """
+        ...
+
+    @property
+    def refusal(self) -> str | None:
+        """Why no request should be taken now; None = they are welcome."""
         ...
 
     def launch(self, windows: Sequence[Window], feature_layers: Sequence[int] = ()) -> Ticket:
@@ -54,10 +69,10 @@ class Verifier(Protocol):
         """
         ...
 
-    def poll(self, timeout_s: float) -> list[Landed]:
-        """What has landed, in the order of the launches. Waits at most so long for the first.
+    def poll(self, timeout_s: float) -> Sequence[Landed | Lost]:
+        """What has landed, in the order of the launches, or that all is lost. Waits at most so long for the first.
 
-        Raises: PeerLost if it never will, because a machine is gone.
+        To be called often, also while nothing is in flight: it keeps the connections.
         """
         ...
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from starspec.errors import PeerProtocolError
 from starspec.ids import PipeEpoch, RowEpoch, RowLease
-from starspec.wire.messages import Attach, Beat, Detach, Gap, Outdated, Refused, Retract, RowChange, Traversal
+from starspec.wire.messages import Alive, Attach, Beat, Detach, Gap, Outdated, Refused, Retract, RowChange, Traversal
 from starspec.wire.messages.base import PROTOCOL_VERSION
 from starspec.wire.messages.stage_link import WindowHead
 
@@ -64,6 +64,7 @@ class StageSession:
         self.state = StageState.DETACHED
         self.pipe_epoch = PipeEpoch(0)  # the highest that was ever known
         self.next_number = 1  # of the traversal that follows
+        self.next = ""  # endpoint of the stage behind; "" = there is none
         self.num_stale = 0  # frames of older pipe epochs, and repeated ones
         self._owner = ""
         self._lease_s = 0.0
@@ -84,7 +85,7 @@ class StageSession:
         if message.pipe_epoch <= self.pipe_epoch:
             return Outdated(self.pipe_epoch)
         self._apply(StageEvent.ATTACH)
-        self.pipe_epoch, self.next_number = message.pipe_epoch, 1
+        self.pipe_epoch, self.next_number, self.next = message.pipe_epoch, 1, message.next
         self._owner, self._lease_s, self._heard_s = message.target_id, message.lease_s, now
         return None
 
@@ -97,6 +98,16 @@ class StageSession:
         if isinstance(message, Detach):
             self._apply(StageEvent.DETACH)
         return True
+
+    def answer(self, beat: Beat, now: float, *, is_busy: bool) -> Alive | Gap:
+        """The answer to a beat. It may be asked for while the stage computes.
+
+        Args:
+            is_busy: whether it does.
+        """
+        if not self.hear(beat, now) or self.state is not StageState.ATTACHED:
+            return Gap(beat.pipe_epoch, self.next_number, "the stage is not in this pipe, or not any more")
+        return Alive(beat.pipe_epoch, beat.sent_s, is_busy)
 
     def end_lease(self, now: float) -> bool:
         """Leave the pipe if its coordinator was silent for too long. Returns: whether; then all rows must be freed."""

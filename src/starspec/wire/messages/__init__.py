@@ -40,6 +40,7 @@ from starspec.wire.messages.serving_link import (
     Verified,
 )
 from starspec.wire.messages.stage_link import (
+    Alive,
     Attach,
     Attached,
     Beat,
@@ -64,7 +65,7 @@ HubToTarget = Proposal | Reopen | Pong | Goodbye | Fault
 HubPublicReply = Welcome | Refused | HubStatus | Fault
 GatewayToTarget = Submit | Abort | Ask
 CoordinatorToStage = Attach | Beat | Retract | Detach
-StageToCoordinator = Attached | Outdated | Refused | Gap | Landing
+StageToCoordinator = Attached | Outdated | Refused | Alive | Gap | Landing
 StageToStage = Traversal | Judges
 TargetToGateway = EngineOutput | Rejected | TargetStatus | Refused
 
@@ -72,6 +73,7 @@ __all__ = [
     "GRAMMAR_FAILED",
     "PROTOCOL_VERSION",
     "Abort",
+    "Alive",
     "Ask",
     "Attach",
     "Attached",

@@ -1,7 +1,8 @@
 """Between the stages of one target, and between them and their coordinator, which is the target.
 
-The coordinator attaches each stage, first `Attach -> Attached | Outdated | Refused`. Then it sends traversals to the
-first stage only. Each stage sends what it computed to the next one, and the last stage answers with a `Landing`.
+The coordinator attaches each stage, first `Attach -> Attached | Outdated | Refused`. Then it asks all of them for signs
+of life, `Beat -> Alive | Gap`, and sends traversals to the first stage only. Each stage sends what it computed to the
+next one, and the last stage answers with a `Landing`.
 
 A traversal is three frames: `Traversal`, which each stage reads; `Judges`, which only the last one reads; the hidden
 states, [sum of `num_tokens` of the windows that are not dropped, C] in the model's dtype, little-endian; the first
@@ -45,7 +46,7 @@ class Attach(Message, frozen=True):
     target_id: TargetName
     pipe_epoch: PipeEpochNumber  # higher than all that the stage has known
     lease_s: LeaseSeconds  # a coordinator that is silent for longer loses the stage
-    next: Annotated[str, Meta(max_length=300)] = ""  # endpoint of the stage behind, if there is one
+    next: Annotated[str, Meta(max_length=1024)] = ""  # endpoint of the stage behind; "" = there is none
 
 
 class Attached(Message, frozen=True):
@@ -70,9 +71,18 @@ class Outdated(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """coordinator -> stage: keep-alive of the stage's lease."""
+    """coordinator -> stage: keep-alive of the stage's lease; are you alive?"""
 
     pipe_epoch: PipeEpochNumber
+    sent_s: Seconds = 0.0  # by the coordinator's clock
+
+
+class Alive(Message, frozen=True):
+    """stage -> coordinator: the answer to a `Beat`. It does not wait for what the stage computes."""
+
+    pipe_epoch: PipeEpochNumber
+    sent_s: Seconds  # of the `Beat`
+    is_busy: bool = False  # the stage computes a traversal
 
 
 class Retract(Message, frozen=True):
@@ -91,7 +101,10 @@ class Detach(Message, frozen=True):
 
 
 class Gap(Message, frozen=True):
-    """stage -> coordinator: a traversal was missing or broke the protocol; nothing more lands in this pipe epoch."""
+    """stage -> coordinator: a traversal was missing or broke the protocol, or the stage has left the pipe.
+
+    Nothing more lands in this pipe epoch.
+    """
 
     pipe_epoch: PipeEpochNumber
     number: FrameNumber  # of the traversal that the stage expects
@@ -146,8 +159,7 @@ class Traversal(Message, frozen=True):
     number: FrameNumber  # 1 more than the traversal before; 1 = the first of the pipe epoch
     changes: Annotated[list[RowChange], Meta(max_length=MAX_WINDOWS)]  # in order, before the windows
     windows: Annotated[list[WindowHead], Meta(max_length=MAX_WINDOWS)]  # of different rows
-    compute_s: Seconds = 0.0  # of the stages before, together ...
-    slowest_s: Seconds = 0.0  # ... and of the slowest of them
+    stage_s: tuple[Seconds, ...] = ()  # of each stage before: computing
 
     def __post_init__(self) -> None:
         """Raises: ValueError if two windows share a row."""
@@ -255,5 +267,4 @@ class Landing(Message, frozen=True):
     pipe_epoch: PipeEpochNumber
     number: FrameNumber  # of the traversal
     verdicts: Annotated[list[VerdictOf], Meta(max_length=MAX_WINDOWS)]  # one for each judge
-    compute_s: Seconds = 0.0  # of all stages together ...
-    slowest_s: Seconds = 0.0  # ... and of the slowest of them
+    stage_s: tuple[Seconds, ...] = ()  # of each stage: computing

@@ -33,6 +33,10 @@ class StageArrival(NamedTuple):
     def is_traversal(self) -> bool:
         return len(self.frames) == NUM_TRAVERSAL
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.frames))
+
 
 class StagePort:
     """A stage's end. It listens when the constructor returns. Used by one thread.

@@ -96,6 +96,11 @@ class TargetSocket:
         """Whether a connection was ended because too much came that was never whole."""
         return self._guard.num_cut > 0
 
+    @property
+    def can_send(self) -> bool:
+        """Whether the connection is made, and the peer reads."""
+        return bool(self._socket.poll(0, zmq.POLLOUT))
+
     def events(self) -> Iterator[tuple[int, int]]:
         """(event, value) pairs since the last call; never waits."""
         return events_of(self._events)

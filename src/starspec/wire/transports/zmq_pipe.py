@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
-from starspec.errors import PeerLost, PeerProtocolError
+import structlog
+
+from starspec.errors import PeerProtocolError
+from starspec.log_limit import LogLimit
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES, Decoder, encode
 from starspec.wire.keys import Keys
 from starspec.wire.messages import CoordinatorToStage, StageToCoordinator
@@ -12,15 +16,17 @@ from starspec.wire.transports.sockets import GOODBYE_MS, Context, Socket
 from starspec.wire.transports.stage_connection import StageConnection
 from starspec.wire.transports.waiting import Waiting
 
+log = structlog.get_logger()
+
 
 class ZmqPipe:
-    """Implements PipeLink: control messages to each stage, traversals to the first, answers from all.
+    """Implements PipeLink. Connections that break are made anew; what is sent meanwhile is dropped.
 
     Args:
-        endpoints: of the stages, in the order of their layers.
+        endpoints: of the stages, in the order of their layers, and of spares behind them.
         keys: of role "target".
         is_insecure: allow hosts that are not loopback without keys.
-        silence_s: a stage that answers nothing for longer is gone.
+        silence_s: a connection over which nothing comes for longer is made anew.
         waiting: what else ends a wait; this adds its sockets.
     Raises: ConfigError as StageConnection.
     """
@@ -31,6 +37,7 @@ class ZmqPipe:
         self._context: Context = Context()
         self._decoder: Decoder[StageToCoordinator] = Decoder(StageToCoordinator, max_frame_bytes=MAX_TRAVERSAL_BYTES)
         self._waiting = waiting
+        self._log_limit = LogLimit(time.monotonic)
         self._stages: list[StageConnection] = []
         self._is_closed = False
         try:
@@ -41,23 +48,22 @@ class ZmqPipe:
             raise
         waiting.add(self._sockets)
 
-    @property
-    def missing(self) -> list[str]:
-        """The endpoints of stages that are not connected yet."""
-        return [each.endpoint for each in self._stages if not each.is_ready]
+    def missing(self, num_stages: int) -> list[str]:
+        """The endpoints of those that are not connected, of the first so many."""
+        return [each.endpoint for each in self._stages[:num_stages] if not each.is_ready]
 
     def control(self, stage: int, message: CoordinatorToStage) -> None:
-        """As PipeLink. Raises: PeerLost if the stage does not read."""
+        """As PipeLink."""
         self._stages[stage].send([encode(message)])
 
-    def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """As PipeLink. Raises: PeerLost if the stage does not read."""
-        self._stages[0].send(parts)
+    def send(self, parts: Sequence[bytes | memoryview], stage: int = 0) -> None:
+        """As PipeLink."""
+        self._stages[stage].send(parts)
 
     def receive(self, timeout_s: float) -> list[tuple[int, StageToCoordinator]]:
         """As PipeLink; the wait also ends when something else arrives for which the target waits.
 
-        Raises: PeerLost if a stage is gone or sends nonsense; ConfigError if it can never be connected.
+        Raises: ConfigError if a stage was never connected, and cannot be, for a reason that waiting does not change.
         """
         arrived = self._read()
         if not arrived and timeout_s > 0:
@@ -66,7 +72,7 @@ class ZmqPipe:
         return arrived
 
     def close(self) -> None:
-        """Close all connections. What was sent has GOODBYE_MS to leave. Idempotent."""
+        """As PipeLink: what was sent has GOODBYE_MS to leave. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             for each in self._stages:
@@ -77,15 +83,17 @@ class ZmqPipe:
         return [socket for each in self._stages for socket in each.sockets] if not self._is_closed else []
 
     def _read(self) -> list[tuple[int, StageToCoordinator]]:
-        """Read what has arrived before looking for faults: a stage may have said why it ends."""
-        arrived = [(index, message) for index, stage in enumerate(self._stages) for message in self._read_one(stage)]
-        if not arrived:
-            for each in self._stages:
-                each.check()
-        return arrived
+        for each in self._stages:
+            each.check()
+        return [(index, message) for index, stage in enumerate(self._stages) for message in self._read_one(stage)]
 
     def _read_one(self, stage: StageConnection) -> list[StageToCoordinator]:
-        try:
-            return [message for frames in stage.read() for message in self._decoder.decode_all(frames)]
-        except PeerProtocolError as error:
-            raise PeerLost(f"the stage at {stage.endpoint} broke the protocol: {error}") from error
+        messages: list[StageToCoordinator] = []
+        for frames in stage.read():
+            try:
+                messages += self._decoder.decode_all(frames)
+            except PeerProtocolError as error:
+                self._log_limit.log(
+                    log.warning, "a stage sends what is no message", stage=stage.endpoint, why=str(error)
+                )
+        return messages

@@ -1,0 +1,147 @@
+"""The thread of a stage that reads its port and sends its answers, however long the stage computes."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import structlog
+import zmq
+
+from starspec.errors import PeerProtocolError
+from starspec.ids import PeerId
+from starspec.log_limit import LogLimit
+from starspec.wire.callers import Caller
+from starspec.wire.codec import Decoder
+from starspec.wire.messages import Beat, CoordinatorToStage, StageToCoordinator
+from starspec.wire.transports.stage_port import StageArrival, StagePort
+
+TICK_MS: Final = 100  # between looks at whether to end
+MAX_QUEUED: Final = 64  # traversals that were read and are not computed; a coordinator has a few in flight ...
+MAX_QUEUED_BYTES: Final = 256 * 2**20  # ... and their bytes, but for the last one
+
+log = structlog.get_logger()
+
+
+class Control(NamedTuple):
+    """A control message that has arrived."""
+
+    peer: PeerId
+    caller: Caller | None  # who sent it; None = there are no keys
+    message: CoordinatorToStage
+
+
+AnswerBeat = Callable[[PeerId, Beat], StageToCoordinator]
+"""(sender, beat) -> the answer. Called on the inbox's thread, while the stage may compute."""
+
+
+class StageInbox(threading.Thread):
+    """Owns the port. The stage's thread takes what has arrived from one queue, and puts answers into another.
+
+    Beats are answered at once. A traversal beyond MAX_QUEUED is left out: it is missed by its number.
+
+    Args:
+        port: where the coordinator and the stage before connect.
+        sender: the role whose traversals are taken; where there are no keys, everybody's are.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, port: StagePort, sender: str, answer_beat: AnswerBeat, clock: Callable[[], float]) -> None:
+        super().__init__(name="starspec-stage-io", daemon=True)
+        self._port = port
+        self._sender = sender
+        self._answer_beat = answer_beat
+        self._decoder: Decoder[CoordinatorToStage] = Decoder(CoordinatorToStage)
+        self._log_limit = LogLimit(clock)
+        self._arrived: queue.SimpleQueue[Control | StageArrival | None] = queue.SimpleQueue()
+        self._answers: deque[tuple[PeerId, StageToCoordinator]] = deque()
+        self._num_put = self._num_put_bytes = 0  # traversals; written by this thread
+        self._num_taken = self._num_taken_bytes = 0  # written by the stage's thread
+        self._is_ending = False
+        self._wake, self._alarm = socket.socketpair()
+        self._wake.setblocking(False)
+        self._alarm.setblocking(False)
+
+    def take(self, timeout_s: float) -> list[Control | StageArrival]:
+        """What has arrived, in order for each sender. Waits at most so long for the first.
+
+        Raises: RuntimeError if the thread has died.
+        """
+        found: list[Control | StageArrival] = []
+        with contextlib.suppress(queue.Empty):
+            each = self._arrived.get(timeout=timeout_s) if timeout_s > 0 else self._arrived.get_nowait()
+            while True:
+                if each is None:
+                    raise RuntimeError("the thread that reads the stage's port has died")
+                found.append(each)
+                if isinstance(each, StageArrival):
+                    self._num_taken += 1
+                    self._num_taken_bytes += each.num_bytes
+                each = self._arrived.get_nowait()
+        return found
+
+    def tell(self, peer: PeerId, message: StageToCoordinator) -> None:
+        """Send an answer. Never waits."""
+        self._answers.append((peer, message))
+        with contextlib.suppress(OSError):  # full: the thread is awake already; closed: it has ended
+            self._alarm.send(b"!")
+
+    def end(self) -> None:
+        """Send what was told, close the port, and end."""
+        self._is_ending = True
+        with contextlib.suppress(OSError):
+            self._alarm.send(b"!")
+
+    def run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
+        for each in self._port.sockets:
+            poller.register(each, zmq.POLLIN)
+        try:
+            while not self._is_ending:
+                poller.poll(TICK_MS)
+                self._send()
+                for arrival in self._port.receive():
+                    self._sort(arrival)
+            self._send()
+        finally:
+            self._arrived.put(None)
+            self._port.close()
+            self._wake.close()
+            self._alarm.close()
+
+    def _send(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake.recv(4096)
+        while self._answers:
+            if not self._port.send(*self._answers.popleft()):
+                self._log_limit.log(log.warning, "the coordinator is gone, or does not read")
+
+    def _sort(self, arrival: StageArrival) -> None:
+        if arrival.is_traversal:
+            self._put(arrival)
+            return
+        try:
+            message = self._decoder.decode(arrival.frames[0])
+        except PeerProtocolError as error:
+            self._log_limit.log(log.warning, "a control message is dropped", why=str(error))
+            return
+        if isinstance(message, Beat):
+            self._port.send(arrival.peer, self._answer_beat(arrival.peer, message))
+        else:
+            self._arrived.put(Control(arrival.peer, arrival.caller, message))
+
+    def _put(self, arrival: StageArrival) -> None:
+        is_allowed = arrival.caller is None or arrival.caller.role == self._sender
+        num, num_bytes = self._num_put - self._num_taken, self._num_put_bytes - self._num_taken_bytes
+        if not (is_allowed and num < MAX_QUEUED and num_bytes < MAX_QUEUED_BYTES):
+            self._log_limit.log(log.warning, "a traversal is dropped", is_allowed=is_allowed, num_waiting=num)
+            return
+        self._num_put += 1
+        self._num_put_bytes += arrival.num_bytes
+        self._arrived.put(arrival)

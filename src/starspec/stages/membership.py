@@ -1,0 +1,271 @@
+"""Which processes are the stages of a pipe now. No I/O: it says what to send, and hears what has come.
+
+    UP ── a stage is silent, breaks off, or nothing lands ──> DOWN ── all positions are attached again ──> UP
+                                                               │ nobody takes a position for `wait_s`
+                                                               └──> it has given up, and goes on trying
+
+A *position* is a range of layers. It belongs to the stage that the operator names for it. If that one is gone, a spare
+with the same layers of the same model takes it, and the one that comes back is a spare then. All stages are attached
+anew for each change, so that they all have empty rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import fsum, inf
+from typing import Final
+
+from starspec.ids import PipeEpoch
+from starspec.policy.stage_liveness import BEATS, FIRST_ROUND_TRIP_S, StageLiveness
+from starspec.stages.attach import Pipe
+from starspec.wire.messages import (
+    PROTOCOL_VERSION,
+    Alive,
+    Attach,
+    Attached,
+    Beat,
+    CoordinatorToStage,
+    Detach,
+    Gap,
+    Outdated,
+    Refused,
+    StageToCoordinator,
+)
+
+Addressed = tuple[int, CoordinatorToStage]
+"""A message, and the member that gets it."""
+PROBE_S: Final = 0.5  # between two attempts to find a process that is gone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """How long a coordinator waits, in seconds."""
+
+    seen_within_s: float = 2.0  # a dead or paused stage is seen so soon
+    wait_s: float = 30.0  # for a stage in place of it; then requests end
+
+    @property
+    def beat_s(self) -> float:
+        return self.seen_within_s / BEATS
+
+
+USUAL_TIMES: Final = StageTimes()
+
+
+@dataclass(slots=True)
+class Member:
+    """A process that is a stage of the pipe, or a spare."""
+
+    name: str  # its endpoint
+    what: Attached | None = None  # as it was when it was last attached; None = it never was
+    liveness: StageLiveness | None = None  # None = not attached: it was found dead, or it is not known yet
+    is_there: bool = False  # it was heard since it was found dead
+    asked_s: float = -inf  # when it was last sent an `Attach`
+    last_round_trip_s: float = FIRST_ROUND_TRIP_S  # the last one that was known before it left
+
+    @property
+    def round_trip_s(self) -> float:
+        return self.last_round_trip_s if self.liveness is None else self.liveness.round_trip_s
+
+    def begin(self, what: Attached, seen_within_s: float, now: float) -> None:
+        """It is attached."""
+        self.what, self.is_there = what, True
+        self.liveness = StageLiveness(seen_within_s, now)
+
+    def leave(self) -> None:
+        """It is not attached any more; whether it is there is another question."""
+        if self.liveness is not None:
+            self.last_round_trip_s, self.liveness = self.liveness.round_trip_s, None
+
+    def lose(self) -> None:
+        """It is gone."""
+        self.leave()
+        self.is_there = False
+
+    def fits(self, wanted: Attached, pipe: Pipe) -> bool:
+        """Whether it can be the stage that `wanted` was."""
+        what = self.what
+        if what is None or what.num_rows < pipe.num_rows or what.max_len < pipe.max_len:
+            return False
+        return _kind(what) == _kind(wanted)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """All positions are being attached."""
+
+    epoch: PipeEpoch
+    chain: tuple[int, ...]
+    end_s: float
+    answers: set[int] = field(default_factory=set)  # members that are attached
+
+
+class Membership:
+    """The members of one pipe.
+
+    Args:
+        pipe: all stages, attached just now. Later ones are like it.
+        spares: names of processes that may take a position. They need not run.
+        times: how long to wait.
+        now: seconds.
+    """
+
+    def __init__(self, pipe: Pipe, spares: Sequence[str], times: StageTimes, now: float) -> None:
+        self.members = [Member(name) for name in (*pipe.names, *spares)]
+        self.chain = tuple(range(len(pipe.names)))  # the member in each position
+        self.epoch = pipe.epoch  # of the last attempt
+        self.reason: str | None = None  # why the pipe is down; None = it is up
+        self.has_given_up = False
+        self._pipe = pipe
+        self._times = times
+        self._attempt: _Attempt | None = None
+        self._down_s = inf
+        self._heard_s = now  # when messages were last taken in
+        for member, what in zip(self.members, pipe.stages, strict=False):
+            member.begin(what, times.seen_within_s, now)
+
+    @property
+    def is_up(self) -> bool:
+        return self.reason is None
+
+    @property
+    def round_trips_s(self) -> float:
+        """Of all stages, one after another."""
+        return fsum(self.members[index].round_trip_s for index in self.chain)
+
+    def lose(self, reason: str, now: float) -> None:
+        """The pipe is down from now on."""
+        if self.is_up:
+            self.reason, self._down_s = reason, now
+
+    def end(self) -> list[Addressed]:
+        """No request runs any more, or the coordinator ends. Returns: what lets all members free their rows."""
+        told: list[Addressed] = []
+        for index, member in enumerate(self.members):
+            if member.liveness is not None and member.what is not None:
+                told.append((index, Detach(member.what.pipe_epoch)))
+                member.leave()
+        return told
+
+    def hear(self, index: int, message: StageToCoordinator, now: float) -> None:
+        """Note what a member has sent."""
+        member = self.members[index]
+        member.is_there = True
+        if member.liveness is not None:
+            member.liveness.note_message(now)
+        match message:
+            case Attached():
+                self._attached(index, message, now)
+            case Alive(sent_s=sent_s) if member.liveness is not None:
+                member.liveness.note_answer(sent_s, now)
+            case Outdated(pipe_epoch=epoch):
+                self.epoch = max(self.epoch, epoch)
+                if self._attempt is not None and index in self._attempt.chain and epoch >= self._attempt.epoch:
+                    self._attempt = None
+            case Refused(reason=reason):
+                member.lose()
+                self._fail(f"stage {member.name} refuses: {reason}")
+            case Gap(pipe_epoch=epoch, reason=reason) if member.what is not None and epoch == member.what.pipe_epoch:
+                member.leave()
+                if self._attempt is not None and self._attempt.epoch == epoch:
+                    self._attempt = None
+                elif index in self.chain:
+                    self.lose(f"stage {member.name} broke off: {reason}", now)
+
+    def judge(self, now: float) -> bool:
+        """Find the dead, after all that has arrived was heard. Returns: whether the pipe came up, with empty rows."""
+        was_away = now - self._heard_s > 2 * self._times.beat_s
+        self._heard_s = now
+        for index, member in enumerate(self.members):
+            if member.liveness is not None and was_away:
+                member.liveness.pardon(now)
+            elif member.liveness is not None and member.liveness.is_dead(now):
+                member.lose()
+                if index in self.chain:
+                    self.lose(f"stage {member.name} does not answer", now)
+        self.has_given_up = not self.is_up and (self.has_given_up or now - self._down_s >= self._times.wait_s)
+        return self._end_attempt(now)
+
+    def due(self, now: float) -> list[Addressed]:
+        """What is to be sent now."""
+        messages = [] if self.is_up or self._attempt is not None else self._try(now)
+        for index, member in enumerate(self.members):
+            is_asked = self._attempt is not None and index in self._attempt.chain
+            if member.liveness is not None and member.what is not None and member.liveness.is_beat_due(now):
+                member.liveness.note_beat(now)
+                messages.append((index, Beat(member.what.pipe_epoch, now)))
+            elif member.liveness is None and not is_asked and now - member.asked_s >= PROBE_S:
+                messages.append((index, self._attach(member, self.epoch, "", now)))
+        return messages
+
+    def _try(self, now: float) -> list[Addressed]:
+        """Attach a member for each position, if there are such."""
+        chain = self._choose()
+        if chain is None:
+            return []
+        self.epoch = PipeEpoch(self.epoch + 1)
+        waits_s = [self.members[index].round_trip_s for index in chain]
+        self._attempt = _Attempt(self.epoch, chain, now + self._times.seen_within_s + max(waits_s))
+        nexts = [*(self.members[index].name for index in chain[1:]), ""]
+        pairs = zip(chain, nexts, strict=True)
+        return [(index, self._attach(self.members[index], self.epoch, after, now)) for index, after in pairs]
+
+    def _choose(self) -> tuple[int, ...] | None:
+        """A member for each position: the one that has it, the one that it belongs to, or another. None: it lacks."""
+        chosen: list[int] = []
+        for position, wanted in enumerate(self._pipe.stages):
+            order = (self.chain[position], position, *range(len(self._pipe.stages), len(self.members)))
+            fitting = (
+                index
+                for index in order
+                if index not in chosen and self.members[index].is_there and self.members[index].fits(wanted, self._pipe)
+            )
+            found = next(fitting, None)
+            if found is None:
+                return None
+            chosen.append(found)
+        return tuple(chosen)
+
+    def _attach(self, member: Member, epoch: PipeEpoch, after: str, now: float) -> Attach:
+        member.leave()
+        member.asked_s = now
+        return Attach(PROTOCOL_VERSION, self._pipe.target_id, epoch, self._pipe.lease_s, after)
+
+    def _attached(self, index: int, message: Attached, now: float) -> None:
+        member, attempt = self.members[index], self._attempt
+        if attempt is not None and index in attempt.chain:
+            if message.pipe_epoch != attempt.epoch:
+                return  # the answer to an earlier one
+            attempt.answers.add(index)
+        member.begin(message, self._times.seen_within_s, now)
+
+    def _end_attempt(self, now: float) -> bool:
+        """Returns: whether the pipe came up."""
+        attempt = self._attempt
+        if attempt is None:
+            return False
+        missing = [index for index in attempt.chain if index not in attempt.answers]
+        if missing and now < attempt.end_s:
+            return False
+        self._attempt = None
+        for index in missing:
+            self.members[index].lose()
+        pairs = zip((self.members[index] for index in attempt.chain), self._pipe.stages, strict=True)
+        changed = [each.name for each, wanted in pairs if not each.fits(wanted, self._pipe)]
+        if missing:
+            return False
+        if changed:
+            self._fail(f"stage {', '.join(changed)} is not what it was before")
+            return False
+        self.chain, self.reason, self._down_s, self.has_given_up = attempt.chain, None, inf, False
+        return True
+
+    def _fail(self, reason: str) -> None:
+        """The present attempt, if there is one, cannot succeed."""
+        if self._attempt is not None:
+            self.reason, self._attempt = reason, None
+
+
+def _kind(stage: Attached) -> tuple[int, int, int, str, str]:
+    return stage.start, stage.end, stage.num_layers, stage.fingerprint, stage.dtype

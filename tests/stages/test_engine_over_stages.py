@@ -1,0 +1,239 @@
+"""The engine over stages that die, hang and are cut off, in virtual time: the same tokens, or an end that says why."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from memory_pipe import MemoryPipe
+from toy_stages import VOCAB, plain, toy_stages
+
+from starspec.config import TargetConfig
+from starspec.engine.drafts import NgramDrafts
+from starspec.engine.engine import TargetEngine
+from starspec.errors import CapacityError
+from starspec.ids import RequestId, RequestKey, TargetId
+from starspec.policy.length.fixed import FixedLength
+from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.budget import DraftBudget
+from starspec.stages.attach import attach
+from starspec.stages.coordinator import RemoteVerifier
+from starspec.stages.membership import StageTimes
+from starspec.stats import TargetStats
+from starspec.wire.messages import RequestSpec
+
+NUM_STAGES = 3
+WAIT_S = 10.0
+
+
+class Words:
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(f"w{each} " for each in token_ids)
+
+
+class Target:
+    """An engine over toy stages. Args: num_spares: for the first stage, and for the second."""
+
+    def __init__(self, num_spares: int = 0, delay_s: float = 0.01, depth: int = 2) -> None:
+        self.pipe = MemoryPipe([*toy_stages(NUM_STAGES), *toy_stages(NUM_STAGES)[:num_spares]], lambda: delay_s)
+        names = self.pipe.names[:NUM_STAGES]
+        attached = attach(self.pipe, names, TargetId("t"), lease_s=9.0, timeout_s=20.0, clock=self.pipe.clock)
+        self.verifier = RemoteVerifier(
+            self.pipe,
+            attached,
+            self.pipe.runners[0].info,
+            depth=depth,
+            clock=self.pipe.clock,
+            spares=self.pipe.names[NUM_STAGES:],
+            times=StageTimes(wait_s=WAIT_S),
+        )
+        stats, policy = TargetStats(), FixedLength(DraftBudget.chain(3))
+        drafts = NgramDrafts(policy, 1, 3, stats, self.pipe.clock)
+        self.engine = TargetEngine(
+            self.verifier, Words(), drafts, TargetConfig(prefill_chunk=5), stats, self.pipe.clock
+        )
+        self.expected: dict[str, list[int]] = {}
+        self.got: dict[str, list[int]] = {}
+        self.ends: dict[str, Any] = {}
+
+    def submit(self, name: str, prompt: list[int], sampling: SamplingSpec, num: int) -> None:
+        self.engine.submit(RequestId(name), RequestSpec(prompt, sampling, max_tokens=num))
+        self.expected[name] = plain(NUM_STAGES, prompt, sampling, num)[len(prompt) :]
+        self.got[name] = []
+
+    def step(self) -> None:
+        for key, output in self.engine.step().items():
+            assert isinstance(key, RequestKey)
+            self.got[key.request_id] += output.token_ids
+            if output.finish_reason is not None:
+                self.ends[key.request_id] = (output.finish_reason, output.stop_reason)
+        self.engine.check_integrity()
+
+    def run(self, seconds: float = 60.0) -> None:
+        end_s = self.pipe.now + seconds
+        while self.engine.has_work:
+            assert self.pipe.now < end_s, "requests hang"
+            self.step()
+
+    def idle(self, seconds: float) -> None:
+        end_s = self.pipe.now + seconds
+        while self.pipe.now < end_s:
+            self.engine.keep_links()
+            self.pipe.now += 0.05
+
+
+GREEDY = SamplingSpec(temperature=0.0)
+COUNTING = SamplingSpec(temperature=0.9, seed=3, repetition_penalty=1.3, presence_penalty=0.4)
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def begun(target: Target, num_tokens: int = 40) -> Target:
+    """A target whose two requests have some tokens."""
+    target.submit("a", PROMPT, GREEDY, num_tokens)
+    target.submit("b", PROMPT[:3], COUNTING, num_tokens)
+    while min(map(len, target.got.values())) < 6:
+        target.step()
+    return target
+
+
+def held(target: Target) -> list[int]:
+    """How many rows each live stage has leased."""
+    return [
+        len(worker.rows.cache.rows.leased)
+        for stage, worker in enumerate(target.pipe.workers)
+        if stage not in target.pipe.killed
+    ]
+
+
+@pytest.mark.parametrize("kind", ["kill", "pause", "cut"])
+def test_a_stage_that_is_gone_is_seen_within_two_seconds_and_a_spare_goes_on_with_the_same_tokens(kind: str) -> None:
+    target = begun(Target(num_spares=2))
+    pipe, gone_s = target.pipe, target.pipe.now
+    {"kill": pipe.kill, "pause": pipe.pause, "cut": pipe.cut.add}[kind](1)
+    while target.verifier.num_losses == 0:
+        target.step()
+    assert pipe.now - gone_s < 2.0
+    target.run()
+    assert target.got == target.expected
+    assert {reason for reason, _ in target.ends.values()} == {"length"}
+
+
+def test_a_stage_that_starts_again_goes_on_with_the_same_tokens_and_is_seen_at_once() -> None:
+    target = begun(Target())
+    target.pipe.restart(2)
+    seen_s = target.pipe.now
+    while target.verifier.num_losses == 0:
+        target.step()
+    assert target.pipe.now - seen_s < 0.5
+    target.run()
+    assert target.got == target.expected
+
+
+def test_without_a_replacement_requests_end_in_time_and_new_ones_are_refused_until_the_stage_is_back() -> None:
+    target = begun(Target())
+    target.submit("waiting", [1], GREEDY, 5)
+    gone_s = target.pipe.now
+    target.pipe.kill(0)
+    target.run(seconds=WAIT_S + 2.5)
+    assert target.pipe.now - gone_s > WAIT_S
+    why = "stage s0 does not answer; no other stage took its place within 10 s"
+    assert target.ends == dict.fromkeys(("a", "b", "waiting"), ("abort", why))
+    assert all(got == target.expected[name][: len(got)] for name, got in target.got.items())
+    with pytest.raises(CapacityError, match="does not answer"):
+        target.submit("early", [1], GREEDY, 5)
+    target.pipe.restart(0)
+    target.idle(3.0)
+    target.submit("late", PROMPT, GREEDY, 5)
+    target.run()
+    assert target.got["late"] == target.expected["late"]
+    target.idle(3.0)
+    assert held(target) == [0] * NUM_STAGES
+
+
+def test_a_slow_link_is_not_a_dead_stage() -> None:
+    target = Target(delay_s=3.0)
+    target.submit("a", PROMPT, GREEDY, 6)
+    target.run(seconds=600.0)
+    target.idle(20.0)
+    assert (target.got, target.verifier.num_losses) == (target.expected, 0)
+
+
+def test_the_last_traversal_in_flight_is_lost_and_nothing_hangs() -> None:
+    target = begun(Target())
+    target.pipe.lose_next = 1
+    lost_s = target.pipe.now
+    while target.verifier.num_losses == 0:
+        target.step()
+    assert target.pipe.now - lost_s < 2.5
+    target.run()
+    assert target.got == target.expected
+
+
+def test_a_request_that_kills_the_stages_again_and_again_is_ended() -> None:
+    target = begun(Target())
+    while "a" not in target.ends:
+        if target.verifier.depth:
+            target.pipe.restart(1)
+        target.step()
+    assert target.ends["a"][0] == "abort"
+    assert target.pipe.now < 60.0
+
+
+def test_an_idle_target_keeps_its_stages_and_takes_them_back() -> None:
+    target = Target()
+    target.idle(30.0)
+    assert target.verifier.num_losses == 0
+    target.pipe.restart(1)
+    target.idle(3.0)
+    assert target.verifier.depth == 2
+    target.submit("a", PROMPT, GREEDY, 6)
+    target.run()
+    assert target.got == target.expected
+
+
+def test_a_stage_whose_coordinator_is_gone_frees_its_rows() -> None:
+    target = begun(Target())
+    assert all(held(target))
+    target.pipe.receive(0.5)
+    target.pipe.now += 9.0
+    target.pipe.check_leases()
+    assert not any(held(target))
+
+
+def test_a_spare_of_another_model_takes_no_position() -> None:
+    target = begun(Target(num_spares=1))
+    target.pipe.runners[3].layers = target.pipe.runners[1].layers
+    target.pipe.restart(3)
+    target.pipe.kill(0)
+    target.run(seconds=WAIT_S + 2.5)
+    assert {reason for reason, _ in target.ends.values()} == {"abort"}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_faults_at_any_time_change_no_token(seed: int) -> None:
+    rng = random.Random(seed)
+    target = Target(num_spares=rng.randrange(3), delay_s=rng.choice((0.0, 0.02, 0.3)), depth=rng.randint(1, 3))
+    pipe = target.pipe
+    for number in range(8):
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
+        if target.verifier.refusal is None:
+            target.submit(f"r{number}", prompt, rng.choice((GREEDY, COUNTING)), rng.randint(1, 12))
+        for _ in range(rng.randrange(12)):
+            target.step()
+        stage = rng.randrange(len(pipe.workers))
+        rng.choice((pipe.kill, pipe.pause, pipe.cut.add, pipe.restart))(stage)
+        if rng.random() < 0.5:
+            for _ in range(rng.randrange(200)):
+                target.step()
+        for each in range(len(pipe.workers)):
+            pipe.heal(each, are_frames_lost=rng.random() < 0.5)
+            pipe.resume(each)
+            if each in pipe.killed and rng.random() < 0.8:
+                pipe.restart(each)
+    target.run(seconds=120.0)
+    for name, got in target.got.items():
+        assert got == target.expected[name][: len(got)]
+        assert len(got) == len(target.expected[name]) or target.ends[name][0] == "abort"
+    target.idle(12.0)
+    assert not any(held(target))
