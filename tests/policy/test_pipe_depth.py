@@ -1,54 +1,69 @@
-"""How many launches are in flight: as many as keep the slowest stage busy, and not more."""
+"""Windows in flight: as many as the measured times and the acceptance say, and one where they would not pay."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from starspec.policy.pipe_depth import MAX_DEPTH, PipeDepth
+from starspec.policy.pipe_depth import MAX_DEPTH, MAX_ROUNDS, PipePlan, PipeTimes, plan_windows
+from starspec.policy.traversal import Pipeline, StageTime
 
-
-def depth_of(links_s: float, stages_s: tuple[float, ...], fixed: int | None = None) -> int:
-    """After many traversals of a pipe, in which launches wait where too many are in flight."""
-    depth = PipeDepth(fixed)
-    for _ in range(200):
-        depth.add(max(links_s + sum(stages_s), depth.value * max(stages_s)), max(stages_s))
-    return depth.value
+FOUR = Pipeline.even(4, StageTime(one_s=1.0), 5.0)  # a traversal takes 24 s
 
 
-def test_one_launch_until_anything_is_measured() -> None:
-    assert PipeDepth().value == 1
+def rate(plan: PipePlan, pipeline: Pipeline, alpha: float, draft_s: float) -> float:
+    drafting_s = draft_s * (plan.num_draft_tokens + (plan.depth > 1))
+    return pipeline.tokens_per_s(alpha, plan.num_draft_tokens, plan.depth, drafting_s)
 
 
-@pytest.mark.parametrize(
-    ("links_s", "stages_s", "expected"),
-    [
-        (0.0, (0.1,), 1),
-        (0.05, (0.1, 0.1), 2),
-        (0.11, (0.1, 0.1), 2),
-        (0.12, (0.1, 0.1), 3),
-        (0.0, (0.1, 0.3), 1),  # two would be one that waits
-        (0.3, (0.1, 0.3), 2),
-    ],
-)
-def test_so_many_that_the_slowest_stage_is_busy_and_nobody_waits_for_it(
-    links_s: float, stages_s: tuple[float, ...], expected: int
+def test_many_sequences_leave_each_other_less_room() -> None:
+    depths = [plan_windows(FOUR, 0.95, 1.0, 4, MAX_DEPTH, each).depth for each in (1, 4, 64)]
+    assert depths[0] > depths[1] > depths[2] == 1
+
+
+def test_low_acceptance_means_depth_1() -> None:
+    for alpha in (0.0, 0.1, 0.3):
+        assert plan_windows(FOUR, alpha, 0.1, 8, MAX_DEPTH).depth == 1
+
+
+def test_high_acceptance_and_a_draft_that_takes_time_fill_the_pipe() -> None:
+    plan = plan_windows(FOUR, 0.9, 1.0, 8, MAX_DEPTH)
+    assert plan.depth > 2
+    assert rate(plan, FOUR, 0.9, 1.0) > 1.5 * rate(plan_windows(FOUR, 0.9, 1.0, 8, 1), FOUR, 0.9, 1.0)
+
+
+def test_with_one_stage_and_a_draft_that_takes_no_time_nothing_is_in_flight() -> None:
+    assert plan_windows(Pipeline.even(1, StageTime(one_s=1.0), 0.0), 0.9, 0.0, 8, MAX_DEPTH).depth == 1
+
+
+@given(st.floats(0.0, 0.99), st.floats(0.0, 2.0), st.floats(0.0, 10.0), st.integers(0, 8), st.integers(1, MAX_DEPTH))
+def test_a_plan_keeps_its_limits_and_with_depth_1_it_is_the_best_synchronous_length(
+    alpha: float, draft_s: float, link_s: float, most: int, max_depth: int
 ) -> None:
-    assert depth_of(links_s, stages_s) == expected
+    pipeline = Pipeline.even(4, StageTime(one_s=1.0), link_s)
+    plan = plan_windows(pipeline, alpha, draft_s, most, max_depth)
+    assert plan.num_draft_tokens <= most
+    assert plan.depth <= max_depth
+    if plan.depth > 1:
+        assert plan.interval_s >= 1.0  # no faster than the slowest stage
+    else:
+        synchronous = max(rate(PipePlan(num, 1), pipeline, alpha, draft_s) for num in range(most + 1))
+        assert rate(plan, pipeline, alpha, draft_s) == pytest.approx(synchronous)
 
 
-def test_far_stages_do_not_split_the_sequences_into_more_than_a_few_rounds() -> None:
-    assert depth_of(10.0, (0.01, 0.01)) == MAX_DEPTH
+def test_rounds_in_flight_follow_what_traversals_took_and_do_not_grow_by_their_own_queue() -> None:
+    times = PipeTimes(3)
+    assert times.num_rounds == 1
+    times.note(6.0, (1.0, 2.0, 1.0))
+    assert times.num_rounds == 3
+    for _ in range(200):  # three in flight: each waits until the slowest stage is free
+        times.note(times.num_rounds * 2.0 * 1.04, (1.0, 2.0, 1.0))
+    assert times.num_rounds == 3
+    assert times.pipeline.traversal_s(1) == pytest.approx(6.24)
 
 
-def test_links_that_become_fast_need_fewer_in_flight() -> None:
-    depth = PipeDepth()
-    for _ in range(100):
-        depth.add(1.0, 0.1)
-    assert depth.value == MAX_DEPTH
-    for _ in range(100):
-        depth.add(max(0.2, depth.value * 0.1), 0.1)
-    assert depth.value <= 2
-
-
-def test_an_operators_depth_is_kept() -> None:
-    assert depth_of(10.0, (0.01, 0.01), fixed=2) == 2
+def test_rounds_in_flight_have_a_limit() -> None:
+    times = PipeTimes(2)
+    times.note(100.0, (0.001, 0.001))
+    assert times.num_rounds == MAX_ROUNDS

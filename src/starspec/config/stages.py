@@ -66,7 +66,7 @@ class StageConfig:
 
 
 InFlight = Literal["auto"] | int
-"""How many rounds travel at once: as many as measured times allow; or a number."""
+"""How many rounds travel at once: as many as keep the slowest stage busy; or a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class PipeConfig:
         InFlight,
         Option(
             "Rounds that travel through the stages at once, each with its share of the sequences: auto = as many as "
-            "measured times allow; or a number.",
+            "keep the slowest stage busy, by measured times; or a number.",
             LIMITS,
             least=1,
             form="word_or_number",
@@ -132,7 +132,7 @@ class PipeConfig:
 
     @property
     def depth(self) -> int | None:
-        """Rounds in flight; None = follows measured times."""
+        """Rounds in flight; None = as measured."""
         return None if isinstance(self.in_flight, str) else self.in_flight
 
 

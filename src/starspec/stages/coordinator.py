@@ -14,7 +14,7 @@ import structlog
 
 from starspec.errors import ConfigError, LocalProtocolError
 from starspec.models.runner import ModelInfo
-from starspec.policy.pipe_depth import PipeDepth
+from starspec.policy.pipe_depth import PipeTimes
 from starspec.stages.attach import Pipe
 from starspec.stages.frames import Frame, heard
 from starspec.stages.link import PipeLink
@@ -60,7 +60,7 @@ class RemoteVerifier:
         link: to the stages.
         pipe: the attached stages.
         info: of the model.
-        depth: as for Verifier; None = follows what traversals take.
+        depth: as for Verifier; None = as many rounds as fill the pipe, as measured.
         clock: seconds.
         spares: names of processes that may take the place of a stage; the link counts them behind the stages.
         times: how long to wait.
@@ -81,7 +81,8 @@ class RemoteVerifier:
         self.cache = MirroredRows(pipe.num_rows, pipe.max_len, pipe.num_cache_bytes)
         self.stage_s = [0.0] * len(pipe.stages)  # computing of each stage, for all that has landed
         self.num_losses = 0  # of the pipe
-        self._depth = PipeDepth(depth)
+        self.traversals = PipeTimes(len(pipe.stages))
+        self._depth = depth
         self._link = link
         self._clock = clock
         self._times = times
@@ -95,7 +96,9 @@ class RemoteVerifier:
 
     @property
     def depth(self) -> int:
-        return self._depth.value if self._members.is_up else 0
+        if not self._members.is_up:
+            return 0
+        return self.traversals.num_rounds if self._depth is None else self._depth
 
     @property
     def refusal(self) -> str | None:
@@ -242,7 +245,7 @@ class RemoteVerifier:
         if len(message.stage_s) == len(self.stage_s):
             self.stage_s = [before + new for before, new in zip(self.stage_s, message.stage_s, strict=True)]
             if launch.judges:  # a prompt's chunk says nothing about rounds
-                self._depth.add(now - launch.launched_s, max(message.stage_s))
+                self.traversals.note(now - launch.launched_s, message.stage_s)
         if launch.ticket is None:
             return None
         return Landed(launch.ticket, [heard(each) for each in message.verdicts], None)
