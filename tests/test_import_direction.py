@@ -67,7 +67,7 @@ ARROWS = {
     "outputs": {"stats", "wire"},
     "llm": ENGINE | {"windows", "engine", "local_star", "inputs", "outputs"},
     "harness": SERVERS | {"llm", "local_star", "__init__"},
-    "bench": SERVERS | {"lab", "harness", "llm", "local_star", "__init__"},
+    "bench": SERVERS | {"stages", "lab", "harness", "llm", "local_star", "__init__"},
     "doctor": ENGINE | {"hub", "engine", "local_star", "harness", "integrations"},
     "train": ENGINE | {"llm", "harness"},
     "cli": SERVERS | {"lab", "llm", "local_star", "harness", "bench", "doctor", "train", "__init__"},

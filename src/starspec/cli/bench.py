@@ -15,6 +15,7 @@ from starspec.cli import given
 from starspec.cli.bench_batch import batch
 from starspec.cli.bench_length import length
 from starspec.cli.bench_relaxed import relaxed
+from starspec.cli.bench_shard import shard
 from starspec.cli.bench_star import async_pair, star, warm
 from starspec.cli.binder import bound, take
 from starspec.cli.command import CommandLine
@@ -31,6 +32,7 @@ app = CommandLine(name="bench", no_args_is_help=True, help="Measure on this mach
 app.command()(batch)
 app.command()(length)
 app.command()(relaxed)
+app.command()(shard)
 app.command()(star)
 app.command("async")(async_pair)
 app.command()(warm)

@@ -1,0 +1,1 @@
+"""What a target in stages over slow links gains from drafts, and from windows in flight."""

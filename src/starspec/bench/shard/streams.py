@@ -1,0 +1,147 @@
+"""Sequences that decode behind a virtual pipe, with a draft beside the coordinator, and windows in flight."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+from starspec.bench.shard.virtual_pipe import VOCAB, VirtualPipe, true_token
+from starspec.models.runner import Segment
+from starspec.policy.pipe_depth import PipePlan
+from starspec.sampling.counts import TokenCounts
+from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.tree import DraftTree
+from starspec.stages.coordinator import RemoteVerifier
+from starspec.windows.verifier import Lost, Ticket
+from starspec.windows.window import Judge, Law, Verdict, Window
+
+GREEDY: Final = Law(SamplingSpec(temperature=0.0), None, None)
+NOTHING_COUNTED: Final = TokenCounts((), ())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """A window in flight."""
+
+    stream: Stream
+    token_ids: tuple[int, ...]  # root and draft
+    guess: int  # of the target's own token behind them
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One sequence."""
+
+    row: int
+    length: int = 1  # committed tokens
+    last: int = true_token(0)  # the one that the next window begins with
+    ready_s: float = 0.0  # when the draft of the next window is there
+    flights: deque[_Flight] = field(default_factory=deque)  # those that are not stale
+    stale: set[_Flight] = field(default_factory=set)
+
+    @property
+    def front(self) -> int:
+        """Tokens with all that are presumed."""
+        return self.length + sum(len(each.token_ids) for each in self.flights)
+
+
+class Streams:
+    """Several sequences behind one coordinator.
+
+    Args:
+        plan: asked before each window.
+        alpha: probability that a draft token is the target's, if those before it are.
+        draft_s: of one draft token of one sequence; those of a batch are drafted together.
+    """
+
+    def __init__(
+        self,
+        pipe: VirtualPipe,
+        verifier: RemoteVerifier,
+        num_streams: int,
+        plan: Callable[[], PipePlan],
+        *,
+        alpha: float,
+        draft_s: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.num_verified = self.num_accepted = 0  # draft tokens that were judged, up to the first refused one
+        self._pipe = pipe
+        self._verifier = verifier
+        self._plan = plan
+        self._alpha = alpha
+        self._draft_s = draft_s
+        self._rng = random.Random(seed)  # noqa: S311 (a simulation)
+        self._streams = [Stream(verifier.cache.lease()) for _ in range(num_streams)]
+        self._in_flight: dict[Ticket, list[_Flight]] = {}
+
+    def run(self, num_tokens: int) -> float:
+        """Decode until each sequence has so many tokens. Returns: tokens a second of all."""
+        started_s = self._pipe.now
+        while any(each.length <= num_tokens for each in self._streams):
+            plan = self._plan()
+            ready = [each for each in self._streams if self._may_launch(each, plan) and each.ready_s <= self._pipe.now]
+            if ready:
+                self._launch(ready, plan)
+                continue
+            next_s = min((each.ready_s for each in self._streams if self._may_launch(each, plan)), default=inf)
+            self._poll(min(next_s - self._pipe.now, 1e6))
+        total = sum(each.length - 1 for each in self._streams)
+        return total / (self._pipe.now - started_s)
+
+    def _may_launch(self, stream: Stream, plan: PipePlan) -> bool:
+        return len(stream.flights) < plan.depth
+
+    def _launch(self, batch: Sequence[Stream], plan: PipePlan) -> None:
+        flights, windows = [], []
+        for stream in batch:
+            if stream.flights:
+                self._verifier.cache.commit(stream.row, range(len(stream.flights[-1].token_ids)))
+            front = stream.front
+            root = stream.flights[-1].guess if stream.flights else stream.last
+            draft = [self._guess(front + index) for index in range(plan.num_draft_tokens)]
+            flight = _Flight(stream, (root, *draft), self._guess(front + plan.num_draft_tokens))
+            segment = Segment(stream.row, flight.token_ids, len(flight.token_ids))
+            windows.append(Window(segment, Judge(GREEDY, DraftTree.chain(draft), front, NOTHING_COUNTED)))
+            flights.append(flight)
+        self._in_flight[self._verifier.launch(windows)] = flights
+        for flight in flights:
+            flight.stream.flights.append(flight)
+            flight.stream.ready_s = self._pipe.now + max(plan.interval_s, self._draft_s * len(flight.token_ids))
+
+    def _guess(self, position: int) -> int:
+        truth = true_token(position)
+        return truth if self._rng.random() < self._alpha else (truth + 1) % VOCAB
+
+    def _poll(self, timeout_s: float) -> None:
+        for landed in self._verifier.poll(timeout_s):
+            assert not isinstance(landed, Lost)
+            flights = self._in_flight.pop(landed.ticket)
+            for flight, verdict in zip(flights, landed.verdicts, strict=True):
+                self._land(flight, verdict)
+
+    def _land(self, flight: _Flight, verdict: Verdict) -> None:
+        stream, token_ids = flight.stream, verdict.result.token_ids
+        if flight in stream.stale:
+            stream.stale.remove(flight)
+            return
+        assert stream.flights.popleft() is flight
+        num_accepted = len(token_ids) - 1
+        self.num_accepted += num_accepted
+        self.num_verified += min(num_accepted + 1, len(flight.token_ids) - 1)
+        stream.length += len(token_ids)
+        stream.last = token_ids[-1]
+        goes_on = token_ids == (*flight.token_ids[1:], flight.guess)
+        if not stream.flights:
+            self._verifier.cache.commit(stream.row, verdict.result.rows)
+        elif not goes_on:
+            stream.stale |= set(stream.flights)
+            stream.flights.clear()
+            self._verifier.cache.truncate(stream.row, stream.length - 1)
+        plan = self._plan()
+        if not goes_on or plan.depth == 1:  # the draft begins behind the target's own token
+            stream.ready_s = self._pipe.now + self._draft_s * plan.num_draft_tokens
