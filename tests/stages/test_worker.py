@@ -23,17 +23,23 @@ from starspec.windows.window import Law, Window
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
+    Alive,
     Attach,
     Attached,
+    Beat,
     CoordinatorToStage,
     Gap,
     JudgeOf,
     Judges,
     Landing,
+    Outdated,
+    Refused,
     Retract,
     RowChange,
     RowLaw,
+    StageToCoordinator,
     Traversal,
+    VerdictOf,
     WindowHead,
 )
 from starspec.wire.stage_session import StageState
@@ -260,7 +266,11 @@ def test_a_stage_survives_a_hundred_thousand_mutated_frames() -> None:
         frame(3, [], [head(base=3, num_tokens=1, num_logits=1, path=(0, 1))], [JudgeOf(0, 6, [9])], bytes(8)),
         frame(3, [RowChange("free", 0, RowLease(1))]),
     ]
-    control = [encode(attach_message()), encode(Retract(PipeEpoch(1), 0, RowLease(1), RowEpoch(1)))]
+    control = [
+        encode(attach_message()),
+        encode(Retract(PipeEpoch(1), 0, RowLease(1), RowEpoch(1))),
+        encode(Beat(PipeEpoch(1), 0.5)),
+    ]
     decoder, num_sent, outcomes = Decoder[CoordinatorToStage](CoordinatorToStage), 0, set[str]()
     while num_sent < NUM_FRAMES:
         try:
@@ -283,3 +293,39 @@ def test_a_stage_survives_a_hundred_thousand_mutated_frames() -> None:
             worker = StageWorker(worker._runner, lambda: 0.0)
             worker.control(attach_message(epoch))
     assert outcomes >= {"Landing", "Gap", "refused", "NoneType"}
+
+
+def test_a_coordinator_survives_whatever_stages_send_and_goes_on() -> None:
+    rng = random.Random(2)
+    pipe, verifier = piped()
+    driver = Driver(verifier, no_draft)
+    sequence = driver.begin(PROMPT, GREEDY, 12)
+    answers: list[StageToCoordinator] = [
+        Alive(PipeEpoch(1), 0.5),
+        Gap(PipeEpoch(1), 1, "no"),
+        Attached(PipeEpoch(2), 0, 1, 3, "toy", 4, 64),
+        Outdated(PipeEpoch(7)),
+        Refused("full", "no"),
+        Landing(PipeEpoch(1), 1, [VerdictOf([3, 4], (0,))], (0.1,)),
+    ]
+    seeds, decoder = [encode(each) for each in answers], Decoder[StageToCoordinator](StageToCoordinator)
+    num_heard = 0
+    for _ in range(3000):
+        sound = rng.choice(seeds)
+        try:
+            told = decoder.decode(sound if rng.random() < 0.3 else mutated(sound, rng))
+        except PeerProtocolError:
+            continue
+        num_heard += 1
+        pipe._answers.append((rng.randrange(3), told))
+        if sequence.row is not None and not sequence.flights:
+            driver.launch([sequence])
+        driver.poll(rng.choice((0.0, 0.3)))
+    assert num_heard > 500
+    end_s = pipe.now + 60.0
+    while not verifier.depth:
+        assert pipe.now < end_s
+        driver.poll(1.0)
+    follower = driver.begin(PROMPT, GREEDY, 6)
+    driver.decode_all()
+    assert follower.token_ids == plain(3, PROMPT, GREEDY.sampling, 6)

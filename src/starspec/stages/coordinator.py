@@ -158,7 +158,7 @@ class RemoteVerifier:
 
     def _begin(self) -> None:
         """A pipe epoch begins: all rows are empty, and nothing is in flight."""
-        self._epoch = self._members.epoch
+        self._epoch = self._members.pipe_epoch
         self._numbers = itertools.count(1)
         self._in_flight: deque[_Launch] = deque()
         self._ruled: dict[int, int] = {}  # row -> the lease whose law the last stage knows

@@ -114,7 +114,7 @@ class Membership:
     def __init__(self, pipe: Pipe, spares: Sequence[str], times: StageTimes, now: float) -> None:
         self.members = [Member(name) for name in (*pipe.names, *spares)]
         self.chain = tuple(range(len(pipe.names)))  # the member in each position
-        self.epoch = pipe.epoch  # of the last attempt
+        self.pipe_epoch = self.epoch = pipe.epoch  # of the pipe as it came up last; and the highest that was tried
         self.reason: str | None = None  # why the pipe is down; None = it is up
         self.has_given_up = False
         self._pipe = pipe
@@ -160,7 +160,7 @@ class Membership:
             case Alive(sent_s=sent_s) if member.liveness is not None:
                 member.liveness.note_answer(sent_s, now)
             case Outdated(pipe_epoch=epoch):
-                self.epoch = max(self.epoch, epoch)
+                self.epoch = max(self.epoch, PipeEpoch(epoch + 1))
                 if self._attempt is not None and index in self._attempt.chain and epoch >= self._attempt.epoch:
                     self._attempt = None
             case Refused(reason=reason):
@@ -258,7 +258,8 @@ class Membership:
         if changed:
             self._fail(f"stage {', '.join(changed)} is not what it was before")
             return False
-        self.chain, self.reason, self._down_s, self.has_given_up = attempt.chain, None, inf, False
+        self.chain, self.pipe_epoch = attempt.chain, attempt.epoch
+        self.reason, self._down_s, self.has_given_up = None, inf, False
         return True
 
     def _fail(self, reason: str) -> None:

@@ -67,7 +67,7 @@ class Attached(Message, frozen=True):
 class Outdated(Message, frozen=True):
     """stage -> coordinator: your `Attach` is not newer than one before; send it with a higher epoch."""
 
-    pipe_epoch: PipeEpochNumber  # the highest that the stage has known
+    pipe_epoch: Annotated[PipeEpoch, Meta(ge=1, lt=2**52)]  # the highest that the stage has known
 
 
 class Beat(Message, frozen=True):
