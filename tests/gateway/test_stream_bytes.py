@@ -18,10 +18,10 @@ def events_of(body: bytes) -> list[str]:
     return body.decode().split("\n\n")[:-1]
 
 
-async def emit_when_open(target: Any, text: str, finish: str | None = None) -> None:
+async def emit_when_open(target: Any, text: str, finish: str | None = None, stop_reason: str | None = None) -> None:
     await target.until(lambda: target.open)
     (request_id,) = target.open
-    target.emit(request_id, text, finish=finish)
+    target.emit(request_id, text, finish=finish, stop_reason=stop_reason)
 
 
 async def test_a_stream_is_data_lines_that_end_with_done(gateway: Any) -> None:
@@ -122,6 +122,17 @@ async def test_an_answer_that_the_target_breaks_off_is_an_error_and_not_a_short_
     await breaking
     assert answer.status_code == status
     assert answer.json()["error"]["code"] == status
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_target_says_why_it_gave_up(gateway: Any, stream: bool) -> None:
+    gateway.target.script = None
+    why = "stage tcp://b:7900 does not answer; no other stage took its place within 30 s"
+    breaking = asyncio.create_task(emit_when_open(gateway.target, "", "abort", why))
+    answer = await gateway.post("/v1/completions", prompt="hi", stream=stream)
+    await breaking
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"] == f"the target aborted this request: {why}"
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from stage_driver import Driver, no_draft
+from structlog.testing import capture_logs
 from toy_stages import VOCAB, ToyStage, plain, toy_stages
 
 from starspec.audit import AuditLog
@@ -22,6 +23,7 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree
 from starspec.stages.attach import attach
 from starspec.stages.coordinator import RemoteVerifier
+from starspec.stages.membership import USUAL_TIMES, StageTimes
 from starspec.stages.server import StageServer
 from starspec.windows.window import Law
 from starspec.wire.keys import generate_keys, load_keys
@@ -34,7 +36,7 @@ pytestmark = pytest.mark.timeout(60)
 LAW = Law(SamplingSpec(temperature=0.8, seed=3, repetition_penalty=1.1), None, 2)
 PROMPTS = ([1, 2, 3], [5], [7, 8, 9, 10, 11, 12], [3, 3])
 WAIT_S = 10.0
-SILENCE_S = 2.0
+IMPATIENT = StageTimes(seen_within_s=0.5)
 
 
 class Running(NamedTuple):
@@ -70,17 +72,23 @@ def serving(stages: Sequence[ToyStage], keys: Path | None = None, **changes: obj
 
 @contextmanager
 def pipe_of(
-    endpoints: Sequence[str], keys: Path | None = None, role: str = "target", name: str = "t", wait_s: float = WAIT_S
+    endpoints: Sequence[str],
+    keys: Path | None = None,
+    role: str = "target",
+    name: str = "t",
+    wait_s: float = WAIT_S,
+    spares: Sequence[str] = (),
+    times: StageTimes = USUAL_TIMES,
 ) -> Iterator[RemoteVerifier]:
-    link = ZmqPipe(endpoints, load_keys(keys, role), False, SILENCE_S, Waiting())
+    link = ZmqPipe(endpoints, load_keys(keys, role), False, times.seen_within_s, Waiting(), spares=spares)
     limit_s = time.monotonic() + WAIT_S
     try:
-        while link.missing(len(endpoints)):
+        while link.missing:
             assert time.monotonic() < limit_s
             link.receive(0.05)
         pipe = attach(link, endpoints, TargetId(name), lease_s=5.0, timeout_s=wait_s, clock=time.monotonic)
         info = toy_stages(1)[0].info
-        yield RemoteVerifier(link, pipe, info, depth=4, clock=time.monotonic)
+        yield RemoteVerifier(link, pipe, info, depth=4, clock=time.monotonic, spares=spares, times=times)
     finally:
         link.close()
 
@@ -204,6 +212,42 @@ def test_a_stage_that_ends_is_attached_again_when_it_is_back_and_tokens_stay_the
             driver.decode_all()
     assert verifier.num_losses > 0
     assert sequence.token_ids == plain(3, PROMPTS[0], LAW.sampling, 40)
+
+
+class SlowStage(ToyStage):
+    """It computes for longer than a stage may be silent."""
+
+    def forward(self, *arguments, **named):
+        threading.Event().wait(2 * IMPATIENT.seen_within_s)
+        return super().forward(*arguments, **named)
+
+
+def test_a_stage_that_computes_for_long_is_not_lost() -> None:
+    first, last = toy_stages(2)
+    slow = SlowStage(last.layers.start, 2, 4)
+    with serving([first, slow]) as servers, pipe_of(addresses(servers), times=IMPATIENT) as verifier:
+        driver = Driver(verifier, no_draft)
+        sequence = driver.begin(PROMPTS[1], LAW, 2)
+        driver.decode_all()
+    assert verifier.num_losses == 0
+    assert sequence.token_ids == plain(2, PROMPTS[1], LAW.sampling, 2)
+
+
+def test_a_spare_that_cannot_be_connected_ends_nothing(tmp_path: Path) -> None:
+    generate_keys(tmp_path / "keys")
+    with (
+        serving(toy_stages(2)) as servers,
+        serving(toy_stages(2)[:1], tmp_path / "keys") as guarded,
+        capture_logs() as logs,
+        pipe_of(addresses(servers), spares=addresses(guarded)) as verifier,
+    ):
+        driver, limit_s = Driver(verifier, no_draft), time.monotonic() + WAIT_S
+        while not any(each["event"] == "a spare cannot be connected" for each in logs):
+            assert time.monotonic() < limit_s
+            driver.poll(0.1)
+        sequence = driver.begin(PROMPTS[0], LAW, 20)
+        driver.decode_all()
+    assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 20)
 
 
 def test_a_second_target_is_told_whose_the_stages_are_and_may_have_them_later() -> None:

@@ -22,14 +22,14 @@ class StageLiveness:
 
     Args:
         seen_within_s: a death is seen so soon, beside the time that a message takes.
-        now: when it was last heard.
+        now: when it was last heard. The first beat is due at once, to measure a round trip.
     """
 
     def __init__(self, seen_within_s: float, now: float) -> None:
         self.beat_s = seen_within_s / BEATS
         self.round_trip_s = FIRST_ROUND_TRIP_S
         self._is_measured = False
-        self._heard_s = self._beaten_s = now
+        self._heard_s, self._beaten_s = now, -inf
         self._unanswered: deque[float] = deque()  # when beats without an answer were sent, oldest first
 
     def is_beat_due(self, now: float) -> bool:

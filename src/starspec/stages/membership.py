@@ -165,7 +165,8 @@ class Membership:
                     self._attempt = None
             case Refused(reason=reason):
                 member.lose()
-                self._fail(f"stage {member.name} refuses: {reason}")
+                if self._attempt is not None and index in self._attempt.chain:
+                    self._fail(f"stage {member.name} refuses: {reason}")
             case Gap(pipe_epoch=epoch, reason=reason) if member.what is not None and epoch == member.what.pipe_epoch:
                 member.leave()
                 if self._attempt is not None and self._attempt.epoch == epoch:
@@ -263,9 +264,8 @@ class Membership:
         return True
 
     def _fail(self, reason: str) -> None:
-        """The present attempt, if there is one, cannot succeed."""
-        if self._attempt is not None:
-            self.reason, self._attempt = reason, None
+        """The present attempt cannot succeed."""
+        self.reason, self._attempt = reason, None
 
 
 def _kind(stage: Attached) -> tuple[int, int, int, str, str]:

@@ -51,11 +51,10 @@ def open_stages(
     info, pipe_config = load_info(model), config.pipe
     _check_size(info, config)
     keys = load_keys(config.keys, "target")
-    endpoints = (*pipe_config.stages, *pipe_config.spares)
-    link = ZmqPipe(endpoints, keys, config.insecure, pipe_config.silence_s, waiting)
+    link = ZmqPipe(pipe_config.stages, keys, config.insecure, pipe_config.silence_s, waiting, spares=pipe_config.spares)
     try:
         until_s = clock() + pipe_config.start_timeout_s
-        _connect(link, len(pipe_config.stages), pipe_config.start_timeout_s, clock)
+        _connect(link, pipe_config.start_timeout_s, clock)
         timeout_s = max(ATTACH_S, until_s - clock())  # they answer once their layers are loaded
         pipe = attach(
             link, pipe_config.stages, TargetId(config.name), lease_s=LEASE_S, timeout_s=timeout_s, clock=clock
@@ -116,12 +115,12 @@ def _check_size(info: ModelInfo, config: TargetConfig) -> None:
         )
 
 
-def _connect(link: ZmqPipe, num_stages: int, timeout_s: float, clock: Callable[[], float]) -> None:
+def _connect(link: ZmqPipe, timeout_s: float, clock: Callable[[], float]) -> None:
     """Wait until all stages are connected. Raises: as ZmqPipe.receive; PeerLost if they are not in time."""
     started_s, is_told = clock(), False
-    while link.missing(num_stages):
+    while link.missing:
         link.receive(POLL_S)
-        waited_s, missing = clock() - started_s, ", ".join(link.missing(num_stages))
+        waited_s, missing = clock() - started_s, ", ".join(link.missing)
         if missing and waited_s > timeout_s:
             raise PeerLost(f"stage {missing} cannot be reached within {timeout_s:g} s (--start-timeout): does it run?")
         if missing and waited_s > SLOW_S and not is_told:

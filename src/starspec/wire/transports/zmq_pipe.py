@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 
-from starspec.errors import PeerProtocolError
+from starspec.errors import ConfigError, PeerProtocolError
 from starspec.log_limit import LogLimit
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES, Decoder, encode
 from starspec.wire.keys import Keys
@@ -23,42 +23,52 @@ class ZmqPipe:
     """Implements PipeLink. Connections that break are made anew; what is sent meanwhile is dropped.
 
     Args:
-        endpoints: of the stages, in the order of their layers, and of spares behind them.
+        stages: their endpoints, in the order of their layers.
         keys: of role "target".
         is_insecure: allow hosts that are not loopback without keys.
         silence_s: a connection over which nothing comes for longer is made anew.
         waiting: what else ends a wait; this adds its sockets.
+        spares: their endpoints. They count behind the stages.
     Raises: ConfigError as StageConnection.
     """
 
     def __init__(
-        self, endpoints: Sequence[str], keys: Keys | None, is_insecure: bool, silence_s: float, waiting: Waiting
+        self,
+        stages: Sequence[str],
+        keys: Keys | None,
+        is_insecure: bool,
+        silence_s: float,
+        waiting: Waiting,
+        *,
+        spares: Sequence[str] = (),
     ) -> None:
         self._context: Context = Context()
         self._decoder: Decoder[StageToCoordinator] = Decoder(StageToCoordinator, max_frame_bytes=MAX_TRAVERSAL_BYTES)
         self._waiting = waiting
         self._log_limit = LogLimit(time.monotonic)
-        self._stages: list[StageConnection] = []
+        self._num_stages = len(stages)
+        self._members: list[StageConnection] = []
         self._is_closed = False
         try:
-            for each in endpoints:
-                self._stages.append(StageConnection(self._context, each, keys, is_insecure, silence_s, "the target"))
+            for each in (*stages, *spares):
+                self._members.append(StageConnection(self._context, each, keys, is_insecure, silence_s, "the target"))
         except BaseException:
             self.close()
             raise
         waiting.add(self._sockets)
 
-    def missing(self, num_stages: int) -> list[str]:
-        """The endpoints of those that are not connected, of the first so many."""
-        return [each.endpoint for each in self._stages[:num_stages] if not each.is_ready]
+    @property
+    def missing(self) -> list[str]:
+        """The endpoints of stages that are not connected."""
+        return [each.endpoint for each in self._members[: self._num_stages] if not each.is_ready]
 
     def control(self, stage: int, message: CoordinatorToStage) -> None:
         """As PipeLink."""
-        self._stages[stage].send([encode(message)])
+        self._members[stage].send([encode(message)])
 
     def send(self, parts: Sequence[bytes | memoryview], stage: int = 0) -> None:
         """As PipeLink."""
-        self._stages[stage].send(parts)
+        self._members[stage].send(parts)
 
     def receive(self, timeout_s: float) -> list[tuple[int, StageToCoordinator]]:
         """As PipeLink; the wait also ends when something else arrives for which the target waits.
@@ -75,17 +85,26 @@ class ZmqPipe:
         """As PipeLink: what was sent has GOODBYE_MS to leave. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            for each in self._stages:
+            for each in self._members:
                 each.close(GOODBYE_MS)
             self._context.term()
 
     def _sockets(self) -> Iterable[Socket]:
-        return [socket for each in self._stages for socket in each.sockets] if not self._is_closed else []
+        return [socket for each in self._members for socket in each.sockets] if not self._is_closed else []
 
     def _read(self) -> list[tuple[int, StageToCoordinator]]:
-        for each in self._stages:
-            each.check()
-        return [(index, message) for index, stage in enumerate(self._stages) for message in self._read_one(stage)]
+        for index, each in enumerate(self._members):
+            self._check(index, each)
+        return [(index, message) for index, each in enumerate(self._members) for message in self._read_one(each)]
+
+    def _check(self, index: int, member: StageConnection) -> None:
+        """Raises: ConfigError as `receive`. A spare may be added or mended later, so it ends nothing."""
+        try:
+            member.check()
+        except ConfigError as error:
+            if index < self._num_stages:
+                raise
+            self._log_limit.log(log.warning, "a spare cannot be connected", why=str(error))
 
     def _read_one(self, stage: StageConnection) -> list[StageToCoordinator]:
         messages: list[StageToCoordinator] = []

@@ -1,0 +1,60 @@
+"""Which processes are the stages of a pipe: attempts to attach them, without links."""
+
+from __future__ import annotations
+
+from starspec.ids import PipeEpoch, TargetId
+from starspec.stages.attach import Pipe
+from starspec.stages.membership import Membership, StageTimes
+from starspec.wire.messages import Attach, Attached, Gap, Refused
+
+TIMES = StageTimes(seen_within_s=2.0, wait_s=10.0)
+FIRST, LAST, SPARE = range(3)
+
+
+def stage(layer: int, epoch: int, fingerprint: str = "model") -> Attached:
+    return Attached(PipeEpoch(epoch), layer, layer + 1, 2, fingerprint, 4, 100)
+
+
+def broken() -> Membership:
+    """The last of two stages has broken off, and all are being attached."""
+    pipe = Pipe(("first", "last"), (stage(0, 1), stage(1, 1)), PipeEpoch(1), 9.0, TargetId("t"))
+    members = Membership(pipe, ["spare"], TIMES, 0.0)
+    members.hear(LAST, Gap(PipeEpoch(1), 1, "a traversal is missing"), 0.1)
+    assert not members.judge(0.1)
+    attached = [index for index, message in members.due(0.1) if isinstance(message, Attach)]
+    assert sorted(attached) == [FIRST, LAST, SPARE]
+    return members
+
+
+def test_a_pipe_is_up_again_when_all_positions_are_attached() -> None:
+    members = broken()
+    members.hear(FIRST, stage(0, members.epoch), 0.2)
+    assert not members.judge(0.2)
+    members.hear(LAST, stage(1, members.epoch), 0.3)
+    assert members.judge(0.3)
+    assert members.is_up
+
+
+def test_a_spare_that_refuses_does_not_end_an_attempt_without_it() -> None:
+    members = broken()
+    members.hear(FIRST, stage(0, members.epoch), 0.2)
+    members.hear(SPARE, Refused("full", "the stage belongs to target u"), 0.2)
+    members.hear(LAST, stage(1, members.epoch), 0.3)
+    assert members.judge(0.3)
+
+
+def test_a_stage_that_refuses_ends_the_attempt_and_says_why() -> None:
+    members = broken()
+    members.hear(LAST, Refused("full", "the stage belongs to target u"), 0.2)
+    members.hear(FIRST, stage(0, members.epoch), 0.3)
+    assert not members.judge(0.3)
+    assert members.reason == "stage last refuses: the stage belongs to target u"
+
+
+def test_a_stage_that_has_other_weights_now_is_not_taken_and_that_is_said() -> None:
+    members = broken()
+    members.hear(FIRST, stage(0, members.epoch), 0.2)
+    members.hear(LAST, stage(1, members.epoch, fingerprint="other"), 0.2)
+    assert not members.judge(0.2)
+    assert members.reason == "stage last is not what it was before"
+    assert not any(isinstance(message, Attach) for _, message in members.due(0.3))  # nobody has the last layers
