@@ -52,9 +52,9 @@ def judge(windows: Sequence[Window], output: ForwardOutput, commits_evenly: bool
     return verdicts
 
 
-def _node_tops(logits: Tensor, num_top: int | None) -> list[LikelyTokens]:
+def _node_tops(logits: Tensor, num_top: int | None) -> tuple[LikelyTokens, ...]:
     """The likeliest tokens after the root and after each node."""
-    return [] if num_top is None else [top_logprobs(row, 0, num_top).top for row in logits]
+    return () if num_top is None else tuple(top_logprobs(row, 0, num_top).top for row in logits)
 
 
 def _logprobs(result: VerifyResult, logits: Tensor, num_top: int) -> list[TopLogprobs]:

@@ -60,4 +60,4 @@ class Verdict(NamedTuple):
     logprobs: list[TopLogprobs]  # one for each token of the result; empty if none are wanted
     divergences: tuple[float, ...]  # of the target from the draft, at each position of the path that states one
     features: Tensor | None  # [tokens, F], of the position before each token of the result; None = none are wanted
-    node_tops: Sequence[LikelyTokens] = ()  # after the root and after each node, if they are wanted
+    node_tops: tuple[LikelyTokens, ...] = ()  # after the root and after each node, if they are wanted
