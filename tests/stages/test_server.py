@@ -18,7 +18,7 @@ from toy_stages import VOCAB, ToyStage, plain, toy_stages
 from starspec.audit import AuditLog
 from starspec.config import StageConfig
 from starspec.errors import ConfigError, PeerLost
-from starspec.ids import TargetId
+from starspec.ids import PipeEpoch, RowEpoch, RowLease, TargetId
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree
 from starspec.stages.attach import attach
@@ -27,6 +27,7 @@ from starspec.stages.membership import USUAL_TIMES, StageTimes
 from starspec.stages.server import StageServer
 from starspec.windows.window import Law
 from starspec.wire.keys import generate_keys, load_keys
+from starspec.wire.messages import Retract
 from starspec.wire.transports.stage_port import StagePort
 from starspec.wire.transports.waiting import Waiting
 from starspec.wire.transports.zmq_pipe import ZmqPipe
@@ -264,3 +265,13 @@ def test_a_second_target_is_told_whose_the_stages_are_and_may_have_them_later() 
             sequence = driver.begin(PROMPTS[0], LAW, 3)
             driver.decode_all()
     assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 3)
+
+
+def test_a_hint_for_a_row_that_is_not_there_does_not_end_a_stage() -> None:
+    with serving(toy_stages(1)) as servers, pipe_of(addresses(servers)) as verifier:
+        verifier._link.control(0, Retract(PipeEpoch(1), 2**20, RowLease(1), RowEpoch(1)))
+        driver = Driver(verifier, no_draft)
+        sequence = driver.begin(PROMPTS[0], LAW, 3)
+        driver.decode_all()
+    assert verifier.num_losses == 0
+    assert sequence.token_ids == plain(1, PROMPTS[0], LAW.sampling, 3)

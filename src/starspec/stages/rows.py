@@ -29,8 +29,9 @@ class StageRows:
             self.cache.free(change.row)
 
     def retract(self, retract: Retract) -> None:
-        """Drop windows that are older, if they come. Raises: PeerProtocolError if there is no such row."""
-        self._session(retract.row).retract(retract)
+        """Drop windows that are older, if they come. A hint for a row that is not there says nothing."""
+        if retract.row < len(self._sessions):
+            self._sessions[retract.row].retract(retract)
 
     def is_stale(self, window: WindowHead) -> bool:
         """Raises: PeerProtocolError as `RowSession.is_stale`."""
