@@ -37,7 +37,14 @@ SAVING = list(saving_options(ROOT))
 
 
 TARGET = ("--target", "synthetic:")
-NEEDED = {"up": TARGET, "serve": TARGET, "target": TARGET, "draft": ("--spec-method", "ngram"), "gateway": TARGET}
+NEEDED = {
+    "up": TARGET,
+    "serve": TARGET,
+    "target": TARGET,
+    "stage": ("--model", "synthetic:", "--layers", "0:1", "--listen", "tcp://127.0.0.1:0"),
+    "draft": ("--spec-method", "ngram"),
+    "gateway": TARGET,
+}
 
 
 def line_with(words: tuple[str, ...], path: Path) -> tuple[str, ...]:
@@ -57,7 +64,7 @@ def refusal(outcome) -> str:
 
 def test_all_benchmarks_save_their_results() -> None:
     names = {words[1] for words in SAVING if words[0] == "bench"}
-    synthetic = {"star", "async", "length", "wire"}
+    synthetic = {"star", "async", "length", "shard", "wire"}
     assert names == synthetic | {"pair", "tree", "batch", "relaxed", "warm", "vllm", "faults", "certify"}
     assert {("verify", "--json"), ("doctor", "--json"), ("train", "--json"), ("bench", "tree", "--png")} <= set(SAVING)
 
