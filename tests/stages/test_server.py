@@ -19,15 +19,16 @@ from starspec.audit import AuditLog
 from starspec.config import StageConfig
 from starspec.errors import ConfigError, PeerLost
 from starspec.ids import PipeEpoch, RowEpoch, RowLease, TargetId
+from starspec.log_limit import LINES
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree
 from starspec.stages.attach import attach
 from starspec.stages.coordinator import RemoteVerifier
 from starspec.stages.membership import USUAL_TIMES, StageTimes
-from starspec.stages.server import StageServer
+from starspec.stages.server import MAX_LEASE_S, StageServer
 from starspec.windows.window import Law
 from starspec.wire.keys import generate_keys, load_keys
-from starspec.wire.messages import Retract
+from starspec.wire.messages import PROTOCOL_VERSION, Attach, Retract
 from starspec.wire.transports.stage_port import StagePort
 from starspec.wire.transports.waiting import Waiting
 from starspec.wire.transports.zmq_pipe import ZmqPipe
@@ -275,3 +276,24 @@ def test_a_hint_for_a_row_that_is_not_there_does_not_end_a_stage() -> None:
         driver.decode_all()
     assert verifier.num_losses == 0
     assert sequence.token_ids == plain(1, PROMPTS[0], LAW.sampling, 3)
+
+
+def test_a_coordinator_that_vanishes_does_not_keep_a_stage_however_long_a_lease_it_asked_for() -> None:
+    with serving(toy_stages(1)) as servers, pipe_of(addresses(servers)) as verifier:
+        verifier._link.control(0, Attach(PROTOCOL_VERSION, TargetId("t"), PipeEpoch(9), 1e9))
+        session, limit_s = servers[0].server._worker.session, time.monotonic() + WAIT_S
+        while session.pipe_epoch < 9:
+            assert time.monotonic() < limit_s
+            time.sleep(0.01)
+        assert session.lease_end_s <= time.monotonic() + MAX_LEASE_S
+
+
+def test_attaches_do_not_fill_the_log() -> None:
+    with serving(toy_stages(1)) as servers, pipe_of(addresses(servers)) as verifier, capture_logs() as logs:
+        for epoch in range(9, 109):
+            verifier._link.control(0, Attach(PROTOCOL_VERSION, TargetId("t"), PipeEpoch(epoch), 2.0))
+        session, limit_s = servers[0].server._worker.session, time.monotonic() + WAIT_S
+        while session.pipe_epoch < 108:
+            assert time.monotonic() < limit_s
+            time.sleep(0.01)
+    assert 0 < len([each for each in logs if each["event"] == "attached"]) <= LINES

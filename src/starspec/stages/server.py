@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
 import structlog
 
 from starspec.audit import AuditLog
@@ -28,6 +29,7 @@ from starspec.wire.transports.stage_connection import StageConnection
 from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES, StagePort
 
 TICK_S: Final = 0.1  # between looks at the lease and the connection to the next stage
+MAX_LEASE_S: Final = 60.0  # whatever a coordinator asks for: one that vanishes must not keep the stage
 LINKING_TICK_S: Final = 0.01  # the same while that connection is being made
 
 log = structlog.get_logger()
@@ -134,6 +136,7 @@ class StageServer:
             self._worker.control(arrival.message)
 
     def _attach(self, arrival: Control, message: Attach) -> None:
+        message = msgspec.structs.replace(message, lease_s=min(message.lease_s, MAX_LEASE_S))
         answer = self._why_not(arrival, message) or self._worker.control(message)
         if not isinstance(answer, Attached):
             assert answer is not None
@@ -143,7 +146,9 @@ class StageServer:
         self._queue.clear()
         self._coordinator, self._answer = arrival.peer, answer
         following = self._config.next or message.next
-        log.info("attached", target=message.target_id, pipe_epoch=answer.pipe_epoch, next=following or None)
+        self._log_limit.log(
+            log.info, "attached", target=message.target_id, pipe_epoch=answer.pipe_epoch, next=following or None
+        )
         if following and not self._runner.layers.is_last:
             self._link(following)
 
