@@ -184,9 +184,8 @@ class ServingServer:
                 self._greet(peer, frames[0])
             fd = self._unread.hear(frames[0], self._inbox.owner_of(peer))
             self._inbox.note_connection(peer, fd)
-            if num_beyond and self._inbox.bar(peer):  # what else it has sent would keep others waiting
-                self._unread.cut(fd)
-                self._log_limit.log(log.warning, "a connection with too many frames at once ends", peer=peer.hex())
+            if num_beyond and self._inbox.bar(peer):  # to end it would let it come again with a full queue
+                self._log_limit.log(log.warning, "nothing more is taken: too many frames at once", peer=peer.hex())
             if num_beyond:
                 self._num_rejected += len(frames) + num_beyond
             elif self._inbox.has_room(peer, work_of(frames)):
