@@ -381,7 +381,8 @@ def test_only_so_many_grammars_wait() -> None:
     grammars = SlowGrammars()
     with serving(grammars=grammars) as (server, _):
         gateway = Gateway(server)
-        gateway.send(*(constrained(f"r{number}", "7") for number in range(MAX_COMPILING + 1)), constrained("r0", "7"))
+        for number in (*range(MAX_COMPILING + 1), 0):
+            gateway.send(constrained(f"r{number}", "7"))
         refusals = [*gateway.receive(), *gateway.receive()]
         assert [(each.request_id, each.status) for each in refusals if isinstance(each, Rejected)] == [
             (f"r{MAX_COMPILING}", 503),
