@@ -128,8 +128,10 @@ def test_the_death_of_the_hub_is_told_and_answers_go_on(capfd: pytest.CaptureFix
 
 
 SCRIPT = f"""
+import signal
 from starspec import LLM, SamplingParams
 llm = LLM({TARGET!r}, speculative_config={{"model": {DRAFT!r}, "run_ahead": True}}, max_model_len=4096, use_tqdm=False)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
 try:
     print(llm.engine.drafts.child.pid, flush=True)
     llm.generate([[1]], SamplingParams(temperature=0.0, max_tokens=4000, ignore_eos=True))
