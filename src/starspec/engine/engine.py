@@ -13,10 +13,11 @@ from starspec.config import Policy, TargetConfig
 from starspec.engine.detokenize import Decodes, Detokenizer
 from starspec.engine.drafts import Drafts
 from starspec.engine.prefill import LaunchedChunk, Prefiller
+from starspec.engine.request_checks import check_request
 from starspec.engine.request_table import RequestTable
 from starspec.engine.round import LaunchedRound, RoundRunner
 from starspec.engine.sequence import Finish, RoundOutput, SequenceState, TargetSequence
-from starspec.errors import CapacityError, ContextTooLong, QueueFull, RequestError
+from starspec.errors import CapacityError, QueueFull, RequestError
 from starspec.grammars.compile import Grammars
 from starspec.grammars.matcher import GrammarMatcher
 from starspec.ids import LOCAL, PeerId, RequestId, RequestKey
@@ -26,13 +27,12 @@ from starspec.policy.target_batch import ScheduleSnapshot, StepPlan
 from starspec.speculation.acceptance import DEFAULT_THRESHOLDS, KeyThresholds, Relaxation
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
-from starspec.windows.batching import PARTS, make_scheduler
+from starspec.windows.batching import make_scheduler
 from starspec.windows.verifier import Landed, Lost, Ticket, Verifier
-from starspec.wire.messages import DraftToVerify, EngineOutput, RequestSpec
+from starspec.wire.messages import EngineOutput, RequestSpec
 
 NO_GRAMMARS = "this target cannot hold answers to a grammar: a model in stages cannot, nor can old versions"
 RATE_WINDOW_S = 5.0
-MAX_SCORED_CHUNK = 2048  # tokens; the log-probabilities of a chunk are one message
 LANDING_WAIT_S = 0.01  # so long a step waits for verdicts; then it looks at its hub and its gateways again
 
 
@@ -333,42 +333,7 @@ class TargetEngine:
 
     def check(self, spec: RequestSpec) -> None:
         """Raises: RequestError, naming the parameter, if the request can never run here."""
-        info = self.verifier.info
-        prompt = spec.prompt_token_ids
-        if not prompt:
-            raise RequestError("the prompt is empty; send at least one token", "prompt")
-        if len(prompt) >= info.max_model_len:
-            raise ContextTooLong(
-                f"the prompt has {len(prompt)} tokens, and this model's context holds {info.max_model_len} "
-                "with at least one new token",
-                "prompt",
-            )
-        if spec.prompt_logprobs is not None and self._config.prefill_chunk > MAX_SCORED_CHUNK:
-            raise RequestError(
-                f"a target gives log-probabilities of prompts with --prefill-chunk up to {MAX_SCORED_CHUNK} only",
-                "prompt_logprobs",
-            )
-        if not all(0 <= token_id < info.vocab_size for token_id in prompt):
-            raise RequestError(f"prompt token ids must be 0 to {info.vocab_size - 1}", "prompt")
-        if spec.relaxed_tau > 0.0 and not self._config.allow_relaxed:
-            raise RequestError(
-                "this target verifies strictly: start it with --allow-relaxed, or leave speculative.relaxed out",
-                "speculative.relaxed",
-            )
-        if spec.length_policy is not None and spec.length_policy not in self._policies:
-            raise RequestError(
-                f"length policy '{spec.length_policy}' does not fit this target's drafts: choose one of"
-                f" {', '.join(self._policies)}",
-                "speculative.length.policy",
-            )
-        if spec.draft is not None:
-            self._check_draft(spec.draft)
-        if self._config.pipe.stages and spec.prompt_logprobs is not None:
-            raise RequestError(
-                "a model in stages gives no log-probabilities of prompts: leave it out", "prompt_logprobs"
-            )
-        if not all(0 <= token_id < info.vocab_size for token_id in spec.sampling.logit_bias):
-            raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
+        check_request(spec, self.verifier.info, self._config, self._policies)
 
     def compile(self, spec: RequestSpec) -> GrammarMatcher | None:
         """The grammar of a request; None if it has none. It may take a second, and may be called on another thread.
@@ -380,17 +345,6 @@ class TargetEngine:
         if self._grammars is None:
             raise RequestError(NO_GRAMMARS, "structured_outputs")
         return self._grammars.compile(spec.grammar)
-
-    def _check_draft(self, draft: DraftToVerify) -> None:
-        vocab_size, method = self.verifier.info.vocab_size, self._config.batching.method
-        if not all(token_id < vocab_size for token_id in draft.token_ids):
-            raise RequestError(f"draft_token_ids must be 0 to {vocab_size - 1}", "draft_token_ids")
-        if self._config.pipe.stages:
-            raise RequestError("a model in stages verifies no drafts of clients: ask another target", "draft_token_ids")
-        if PARTS[method].commits_evenly:
-            raise RequestError(
-                f"batching '{method}' cuts what it verifies: ask a target with another", "draft_token_ids"
-            )
 
     def _snapshot(self) -> ScheduleSnapshot:
         busy = {sequence for launched in self._in_flight.values() for sequence in launched.batch}

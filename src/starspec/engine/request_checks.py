@@ -1,0 +1,66 @@
+"""Which requests a target can never run, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from starspec.config import Policy, TargetConfig
+from starspec.errors import ContextTooLong, RequestError
+from starspec.models.runner import ModelInfo
+from starspec.windows.batching import PARTS
+from starspec.wire.messages import DraftToVerify, RequestSpec
+
+MAX_SCORED_CHUNK = 2048  # tokens; the log-probabilities of a chunk are one message
+
+
+def check_request(spec: RequestSpec, info: ModelInfo, config: TargetConfig, policies: Collection[Policy]) -> None:
+    """Check everything that needs no grammar to be compiled.
+
+    Args:
+        info: of the target's model.
+        policies: length policies that a request may ask for.
+    Raises: RequestError, naming the parameter.
+    """
+    prompt = spec.prompt_token_ids
+    if not prompt:
+        raise RequestError("the prompt is empty; send at least one token", "prompt")
+    if len(prompt) >= info.max_model_len:
+        raise ContextTooLong(
+            f"the prompt has {len(prompt)} tokens, and this model's context holds {info.max_model_len} "
+            "with at least one new token",
+            "prompt",
+        )
+    if spec.prompt_logprobs is not None and config.prefill_chunk > MAX_SCORED_CHUNK:
+        raise RequestError(
+            f"a target gives log-probabilities of prompts with --prefill-chunk up to {MAX_SCORED_CHUNK} only",
+            "prompt_logprobs",
+        )
+    if not all(0 <= token_id < info.vocab_size for token_id in prompt):
+        raise RequestError(f"prompt token ids must be 0 to {info.vocab_size - 1}", "prompt")
+    if spec.relaxed_tau > 0.0 and not config.allow_relaxed:
+        raise RequestError(
+            "this target verifies strictly: start it with --allow-relaxed, or leave speculative.relaxed out",
+            "speculative.relaxed",
+        )
+    if spec.length_policy is not None and spec.length_policy not in policies:
+        raise RequestError(
+            f"length policy '{spec.length_policy}' does not fit this target's drafts: choose one of"
+            f" {', '.join(policies)}",
+            "speculative.length.policy",
+        )
+    if spec.draft is not None:
+        _check_draft(spec.draft, info, config)
+    if config.pipe.stages and spec.prompt_logprobs is not None:
+        raise RequestError("a model in stages gives no log-probabilities of prompts: leave it out", "prompt_logprobs")
+    if not all(0 <= token_id < info.vocab_size for token_id in spec.sampling.logit_bias):
+        raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
+
+
+def _check_draft(draft: DraftToVerify, info: ModelInfo, config: TargetConfig) -> None:
+    vocab_size, method = info.vocab_size, config.batching.method
+    if not all(token_id < vocab_size for token_id in draft.token_ids):
+        raise RequestError(f"draft_token_ids must be 0 to {vocab_size - 1}", "draft_token_ids")
+    if config.pipe.stages:
+        raise RequestError("a model in stages verifies no drafts of clients: ask another target", "draft_token_ids")
+    if PARTS[method].commits_evenly:
+        raise RequestError(f"batching '{method}' cuts what it verifies: ask a target with another", "draft_token_ids")
