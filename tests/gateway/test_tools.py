@@ -17,17 +17,8 @@ from llguidance.hf import from_tokenizer
 
 from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.schema import ChatCompletionRequest
-from starspec.gateway.tools import (
-    HERMES,
-    LLAMA,
-    MAX_CALLS,
-    CallPiece,
-    Pieces,
-    ToolReader,
-    ToolSyntax,
-    ToolUse,
-    syntax_of,
-)
+from starspec.gateway.tool_reader import CallPiece, Pieces, ToolReader
+from starspec.gateway.tools import HERMES, LLAMA, MAX_CALLS, ToolSyntax, ToolUse, syntax_of
 
 HERMES_TEMPLATE = (
     '{% if tools %}<s>tools {{ tools | tojson }} as <tool_call>{"name", "arguments"}</tool_call></s>{% endif %}'

@@ -63,9 +63,8 @@ class ChatTemplate:
         except RequestError:
             raise
         except RecursionError as error:
-            param = (
-                "tools" if tools else "chat_template_kwargs" if extra else "messages"
-            )  # these have arguments of calls
+            given = {"tools": tools, "chat_template_kwargs": extra}  # messages nest in the arguments of calls only
+            param = next((name for name, value in given.items() if value), "messages")
             raise RequestError(f"{param} are nested too deeply", param) from error
         except Exception as error:
             why = shortened(str(error)) or type(error).__name__

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from starspec.gateway.generation_request import ReplyOptions
 from starspec.gateway.reasoning import ReasoningReader
 from starspec.gateway.replies import AssistantMessage, CalledFunction, Delta, FinishReason, ToolCall
-from starspec.gateway.tools import CallPiece, Pieces, ToolReader
+from starspec.gateway.tool_reader import CallPiece, Pieces, ToolReader
 
 
 class ChatText:

@@ -20,6 +20,13 @@ function filled(made, attributes, children) {
   return made;
 }
 
+// A list of facts, each [id, label, ...]. Returns it, and the element of each value by its id.
+export function tiles(facts) {
+  const values = new Map(facts.map(([id]) => [id, element("dd", { "data-metric": id })]));
+  const pairs = facts.map(([id, label]) => element("div", {}, element("dt", {}, label), values.get(id)));
+  return { list: element("dl", { class: "tiles" }, ...pairs), values };
+}
+
 // Sets a text only if it changes, so that screen readers and selections stay where they are.
 export function say(node, text) {
   if (node.textContent !== text) {

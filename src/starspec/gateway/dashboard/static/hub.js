@@ -1,6 +1,6 @@
 // A card for each hub: its load, its queue, its batches, what running ahead brings, and how many targets it can serve.
 
-import { byId, duration, element, known, milliseconds, number, percent, say, svg } from "./dom.js";
+import { byId, duration, element, known, milliseconds, number, percent, say, svg, tiles } from "./dom.js";
 
 const FACTS = [
   ["hub_load", "load", (m) => percent(m.hub_load)],
@@ -33,12 +33,7 @@ export function showHubs(star) {
 function makeCard() {
   const name = element("h3");
   const state = element("p", { class: "chip" });
-  const values = new Map(FACTS.map(([id]) => [id, element("dd", { "data-metric": id })]));
-  const facts = element(
-    "dl",
-    { class: "tiles" },
-    ...FACTS.map(([id, label]) => element("div", {}, element("dt", {}, label), values.get(id))),
-  );
+  const { list: facts, values } = tiles(FACTS);
   const meter = element("div", { class: "meter" });
   return { root: element("article", { class: "card" }, element("header", {}, name, state), facts, meter), name, state, values, meter };
 }

@@ -1,6 +1,6 @@
 // A card for each target: its speed beside the plain estimate, and what becomes of drafts.
 
-import { LINE_COLOURS, byId, duration, element, known, milliseconds, number, percent, say } from "./dom.js";
+import { LINE_COLOURS, byId, duration, element, known, milliseconds, number, percent, say, tiles } from "./dom.js";
 
 const RECENT = 5; // samples
 const FACTS = [
@@ -45,12 +45,7 @@ function makeCard(index) {
   swatch.style.background = `var(${LINE_COLOURS[index % LINE_COLOURS.length]})`;
   const name = element("span");
   const state = element("p", { class: "chip" });
-  const values = new Map(FACTS.map(([id]) => [id, element("dd", { "data-metric": id })]));
-  const facts = element(
-    "dl",
-    { class: "tiles" },
-    ...FACTS.map(([id, label]) => element("div", {}, element("dt", {}, label), values.get(id))),
-  );
+  const { list: facts, values } = tiles(FACTS);
   const positions = bars("Accepted at each position", "positions");
   const lengths = bars("Draft lengths chosen", "lengths");
   const root = element(
