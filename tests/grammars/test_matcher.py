@@ -121,6 +121,34 @@ def test_a_grammar_that_outgrows_its_limits_fails_and_says_so(tokenizer, grammar
     assert allowed(matcher, []) == [EOS]
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "answer"),
+    [
+        ("choice", '["</s>"]', "</s>"),
+        ("regex", "a?</s>b", "</s>b"),
+        ("json", '{"const": "</s></s>"}', '"</s></s>"'),
+        ("grammar", 'start: "<" "/s>"', "</s>"),
+    ],
+)
+def test_the_name_of_a_special_token_is_spelled_where_a_grammar_says_it(
+    tokenizer, grammars, kind: str, text: str, answer: str
+) -> None:
+    matcher = grammars.compile(GrammarSpec(kind, text))
+    for token_id in _spelled(tokenizer, answer):
+        assert token_id in allowed(matcher, [])
+        assert EOS not in allowed(matcher, [])
+        matcher.commit(token_id)
+    assert (matcher.has_ended, matcher.failure) == (True, "")
+
+
+def test_lark_may_name_a_special_token(grammars) -> None:
+    assert allowed(grammars.compile(GrammarSpec("grammar", 'start: </s> "a"')), []) == [EOS]
+
+
+def _spelled(tokenizer, text: str) -> list[int]:
+    return [token_id for letter in text for token_id in tokenizer.encode(letter)]
+
+
 def test_words_are_no_bytes_so_their_tokenizer_is_refused() -> None:
     grammars = Grammars(synthetic_tokenizer("synthetic:vocab=256"), 256, (0,))
     with pytest.raises(RequestError, match="does not say what bytes its tokens are"):

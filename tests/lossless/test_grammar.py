@@ -10,7 +10,6 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 from llguidance import LLMatcher
-from llguidance.hf import from_tokenizer
 from schema_table import SCHEMAS
 from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -19,6 +18,7 @@ from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
 from starspec.engine.sequence import TargetSequence
 from starspec.grammars.source import limits, source_of
+from starspec.grammars.vocabulary import make_vocabulary
 from starspec.harness.decode import Job, JobResult, decode, make_engine
 from starspec.local_star import LocalHub
 from starspec.models.loading.load import load_runner
@@ -48,7 +48,7 @@ class Bench:
         self.runner: ModelRunner = load_runner(self.config)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.vocabulary = from_tokenizer(self.tokenizer, self.runner.info.vocab_size, EOS)
+        self.vocabulary = make_vocabulary(self.tokenizer, self.runner.info.vocab_size, (EOS,))
         self.stats = TargetStats()
 
     def drafts(self, kind: str, answers: dict[str, list[int]]) -> Drafts:
@@ -114,7 +114,8 @@ WORDS = GrammarSpec("regex", "([a-f]+ )*[a-f]+")
 COLOUR = GrammarSpec("choice", '["red", "green", "greenish", "blüe"]')
 SUM = GrammarSpec("grammar", 'start: n ("+" n)*\nn: /[0-9]{1,3}/')
 POINT = GrammarSpec("json", '{"type":"object","properties":{"x":{"type":"boolean"}},"required":["x"]}')
-FORMS = {"date": DATE, "words": WORDS, "colour": COLOUR, "sum": SUM, "point": POINT, "free": None}
+NAME = GrammarSpec("regex", "[a-c]{0,2}</s>[a-c]")  # of a special token, spelled
+FORMS = {"name": NAME, "date": DATE, "words": WORDS, "colour": COLOUR, "sum": SUM, "point": POINT, "free": None}
 SAMPLINGS: dict[str, dict[str, object]] = {
     "greedy": {},
     "sampled": {"temperature": 1.0, "seed": 3},

@@ -12,6 +12,7 @@ from llguidance import LLTokenizer
 from starspec.errors import RequestError
 from starspec.grammars.matcher import GrammarMatcher
 from starspec.grammars.source import refusal, source_of, start
+from starspec.grammars.vocabulary import make_vocabulary
 from starspec.sampling.grammar import GrammarSpec
 
 
@@ -27,10 +28,10 @@ class Grammars:
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._eos_token_ids = [*eos_token_ids]
+        self._eos_token_ids = eos_token_ids
         self._ends = torch.zeros(vocab_size, dtype=torch.bool)
-        self._ends[self._eos_token_ids] = True
-        if not self._eos_token_ids:
+        self._ends[list(eos_token_ids)] = True
+        if not eos_token_ids:
             self._ends[:] = True
 
     def prepare(self) -> None:
@@ -52,9 +53,7 @@ class Grammars:
     @cached_property
     def _vocabulary(self) -> LLTokenizer | str:
         """The bytes of each token; a sentence if they cannot be known."""
-        from llguidance.hf import from_tokenizer  # noqa: PLC0415 (imports transformers)
-
         try:
-            return from_tokenizer(self._tokenizer, self._vocab_size, self._eos_token_ids or None)
+            return make_vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids)
         except Exception as error:  # whatever its files may hold: this costs grammars only, not the target
             return f"this model's tokenizer does not say what bytes its tokens are, which a grammar needs: {error}"
