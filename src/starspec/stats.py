@@ -193,6 +193,21 @@ class LengthStats:
 
 
 @dataclass(slots=True, kw_only=True)
+class GrammarStats:
+    """What grammars cost a target, and what they force."""
+
+    num_tokens: int = 0  # emitted by answers that have a grammar
+    num_forced_tokens: int = 0  # of these, tokens that were verified as drafts because the grammar forced them
+    spent_s: float = 0.0  # masks, steps through grammars, and looks at drafts
+
+    def add_round(self, num_tokens: int, num_forced_tokens: int, spent_s: float) -> None:
+        """Count one sequence's part of one round."""
+        self.num_tokens += num_tokens
+        self.num_forced_tokens += num_forced_tokens
+        self.spent_s += spent_s
+
+
+@dataclass(slots=True, kw_only=True)
 class TargetStats:
     """A target's side of StarSD's decomposition."""
 
@@ -203,6 +218,7 @@ class TargetStats:
     round: Mean = field(default_factory=Mean)  # wait and verify: 1 / R_p while no prompt is prefilled between rounds
     batch: BatchStats = field(default_factory=BatchStats)
     lengths: LengthStats = field(default_factory=LengthStats)
+    grammars: GrammarStats = field(default_factory=GrammarStats)
     num_rounds: int = 0
     num_late_rounds: int = 0  # rounds that started without an expected proposal
     num_stale_messages: int = 0  # dropped by epoch

@@ -14,16 +14,18 @@ from toy import VOCAB_SIZE, HashRunner, WordTokenizer, next_of
 from starspec.config import BatchingConfig, TargetConfig
 from starspec.engine.drafts import NgramDrafts, NoDrafts
 from starspec.engine.engine import TargetEngine
-from starspec.engine.sequence import TargetSequence
+from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.errors import ContextTooLong, QueueFull, RequestError
 from starspec.ids import PeerId, RequestId, RequestKey
 from starspec.policy.length.fixed import FixedLength
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import DraftTree
+from starspec.speculation.verify import VerifyResult
 from starspec.stats import TargetStats
 from starspec.windows.local import LocalVerifier
 from starspec.windows.verifier import Verifier
+from starspec.windows.window import Verdict
 from starspec.wire.messages import EngineOutput, RequestSpec
 
 
@@ -438,3 +440,12 @@ def test_the_rate_is_of_the_last_seconds_or_of_all_that_there_were(after_s: floa
         now += 0.1
         engine.step()
     assert engine.stats.tokens_per_s == pytest.approx(10.0, abs=1.1)  # the first step prefills
+
+
+@pytest.mark.parametrize(("num_emitted", "num_forced"), [(4, 2), (2, 1), (1, 0)])
+def test_what_a_grammar_forces_is_no_part_of_the_draft_that_is_learned_from(num_emitted: int, num_forced: int) -> None:
+    accepted = (0, 2, 3)  # nodes 2 and 3 are forced, in place of node 1 of a draft of two tokens
+    tokens = (7, 5, 6, 9)
+    added = RoundOutput(token_ids=list(tokens[:num_emitted]))
+    added.note_draft(2, 2, Verdict(VerifyResult(accepted, tokens), [], (), None))
+    assert (added.num_steps, added.num_draft_tokens, added.num_accepted, added.num_forced) == (2, 2, 1, num_forced)

@@ -20,6 +20,7 @@ from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.server import TargetServer
 from starspec.errors import RequestError
+from starspec.grammars.matcher import FittedDraft
 from starspec.ids import RequestId
 from starspec.sampling.grammar import GrammarSpec
 from starspec.sampling.spec import SamplingSpec
@@ -331,8 +332,11 @@ class OnlyWord:
     def allowed(self, path: Sequence[int]) -> Tensor:
         return torch.arange(VOCAB_SIZE) == self.word
 
-    def prune(self, tree: DraftTree) -> DraftTree:
-        return tree
+    def fit(self, tree: DraftTree, max_forced_depth: int) -> FittedDraft:
+        return FittedDraft(tree, tree.num_draft_tokens)
+
+    def take_spent_s(self) -> float:
+        return 0.0
 
     def commit(self, token_id: int) -> None:
         assert token_id == self.word

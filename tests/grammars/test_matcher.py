@@ -10,14 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from starspec.config import MAX_DRAFT_TOKENS
 from starspec.errors import RequestError
 from starspec.grammars.compile import Grammars
-from starspec.grammars.matcher import GrammarMatcher
+from starspec.grammars.matcher import FittedDraft, GrammarMatcher
 from starspec.models.synthetic.tokenizer import synthetic_tokenizer
 from starspec.sampling.grammar import GrammarSpec
-from starspec.speculation.tree import ROOT, DraftTree
+from starspec.speculation.tree import EMPTY_TREE, ROOT, DraftTree, Drawing, DrawnCandidates
 
 EOS, VOCAB_SIZE = 256, 260  # the model has more logits than the tokenizer has tokens
+OUTGROWING = "((a{0,100}){0,100}){0,100}b"  # its limits, after some thirty tokens
 
 
 @pytest.fixture(scope="module")
@@ -94,16 +96,90 @@ def test_a_draft_loses_what_the_grammar_refuses_and_all_below_it(tokenizer, gram
     #            │         └─ 3:"c"
     #            └─ 1:"b" ── 4:"a"
     matcher = behind(grammars, "ab+", [])
-    pruned = matcher.prune(tree)
-    assert pruned == DraftTree((a, b, EOS), (ROOT, 0, 1))
-    assert pruned.logprobs == (-1.0, -3.0, -6.0)
+    fitted = matcher.fit(tree, 9)
+    assert fitted == FittedDraft(DraftTree((a, b, EOS), (ROOT, 0, 1)), 3)
+    assert fitted.tree.logprobs == (-1.0, -3.0, -6.0)
     assert allowed(matcher, []) == [a]
-    assert behind(grammars, "[ab]+c", []).prune(DraftTree.chain([a, b, c, a])) == DraftTree.chain([a, b, c])
+    assert behind(grammars, "[ab]+c", []).fit(DraftTree.chain([a, b, c, a]), 9).tree == DraftTree.chain([a, b, c])
 
 
 def test_a_draft_within_the_grammar_is_left_as_it_is(tokenizer, grammars) -> None:
     tree = DraftTree.chain(tokenizer.encode("abc"))
-    assert behind(grammars, "[a-c]+", []).prune(tree) is tree
+    fitted = behind(grammars, "[a-c]+", []).fit(tree, 9)
+    assert fitted.tree is tree
+    assert fitted.num_kept == 3
+
+
+@pytest.mark.parametrize(
+    ("draft", "depth", "text", "num_kept"),
+    [
+        ("", 9, "abcd", 0),  # forced behind the root
+        ("ab", 9, "abcd", 2),  # behind the draft's last token
+        ("axyz", 9, "abcd", 1),  # in place of what the grammar refuses
+        ("abcdaz", 9, "abcdaz!", 6),  # behind a choice
+        ("abcdb", 9, "abcdb?", 5),
+        ("", 3, "abc", 0),
+        ("a", 3, "abc", 1),
+        ("axyz", 0, "a", 1),  # none is to be forced
+    ],
+)
+def test_what_a_grammar_forces_is_drafted_behind_what_it_leaves(
+    tokenizer, grammars, draft: str, depth: int, text: str, num_kept: int
+) -> None:
+    matcher = behind(grammars, "abcd(a[yz]!|b\\?)+", [])
+    fitted = matcher.fit(DraftTree.chain(tokenizer.encode(draft)), depth)
+    assert (tokenizer.decode(fitted.tree.token_ids), fitted.num_kept) == (text, num_kept)
+    assert allowed(matcher, []) == tokenizer.encode("a")
+
+
+def test_each_leaf_of_a_tree_is_followed_by_what_it_forces(tokenizer, grammars) -> None:
+    a, b, c, d, e = tokenizer.encode("abcde")
+    drawn = {
+        ROOT: DrawnCandidates((a, b), (a, b), (0.5, 0.5), Drawing.WITHOUT_REPLACEMENT),
+        1: DrawnCandidates((e,), (e,), (1.0,), Drawing.WITHOUT_REPLACEMENT),
+    }
+    tree = DraftTree((a, b, e), (ROOT, ROOT, 1), drawn, (-0.7, -0.7, -0.1))
+    fitted = behind(grammars, "acd+|bd", []).fit(tree, 9)
+    assert fitted == FittedDraft(DraftTree((a, b, c, d, d), (ROOT, ROOT, 0, 2, 1), {ROOT: drawn[ROOT]}), 2)
+    assert fitted.tree.logprobs == (-0.7, -0.7, 0.0, 0.0, 0.0)
+
+
+def test_a_draft_has_no_more_tokens_than_a_window_may_have(tokenizer, grammars) -> None:
+    fitted = behind(grammars, "a{300}", []).fit(DraftTree.chain(tokenizer.encode("aa")), 300)
+    assert (fitted.tree.num_draft_tokens, fitted.num_kept) == (MAX_DRAFT_TOKENS, 2)
+
+
+def test_what_is_forced_is_all_that_is_allowed(smollm2: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    grammars = Grammars(tokenizer, len(tokenizer), (tokenizer.eos_token_id,))
+    num_forced = 0
+    for text in ('{"größe": 12, "a long name": "red and green"}', '{"größe": 3, "a long name": "<|im_end|>"}'):
+        matcher = grammars.compile(GrammarSpec("json", RECORD))
+        for token_id in tokenizer.encode(text, split_special_tokens=True):
+            forced = matcher.fit(EMPTY_TREE, 64).tree
+            path: list[int] = []
+            for sure in forced.token_ids:
+                assert matcher.allowed(path).nonzero().flatten().tolist() == [sure]
+                path.append(sure)
+            num_forced += len(path)
+            matcher.commit(token_id)
+        assert (matcher.has_ended, matcher.failure) == (True, "")
+    assert num_forced > 20
+
+
+RECORD = """{"type": "object", "additionalProperties": false, "required": ["größe", "a long name"], "properties": {
+    "größe": {"type": "integer"}, "a long name": {"enum": ["red and green", "red or green", "<|im_end|>"]}}}"""
+
+
+def test_where_drafts_lead_to_is_no_failure_of_the_answer(tokenizer, grammars) -> None:
+    matcher, a = behind(grammars, OUTGROWING, []), tokenizer.encode("a")
+    for _ in range(3):
+        fitted = matcher.fit(DraftTree.chain(a * 60), 0)
+        assert fitted.tree.num_draft_tokens < 60
+        assert not matcher.failure
+        matcher.commit(*a)
+    matcher.commit(*tokenizer.encode("b"))
+    assert (matcher.has_ended, matcher.failure) == (True, "")
 
 
 def test_a_token_that_was_not_allowed_is_a_failure(tokenizer, grammars) -> None:
@@ -111,7 +187,7 @@ def test_a_token_that_was_not_allowed_is_a_failure(tokenizer, grammars) -> None:
 
 
 def test_a_grammar_that_outgrows_its_limits_fails_and_says_so(tokenizer, grammars) -> None:
-    matcher, letters = behind(grammars, "((a{0,100}){0,100}){0,100}b", []), tokenizer.encode("a")
+    matcher, letters = behind(grammars, OUTGROWING, []), tokenizer.encode("a")
     for _ in range(40):
         allowed(matcher, letters)
         if matcher.failure:
@@ -159,4 +235,4 @@ def test_whitespace_between_the_parts_of_json_is_bounded(tokenizer, grammars) ->
     for num, is_allowed in ((20, True), (21, False)):
         text = tokenizer.encode('{"a":' + " " * num + '1, "b": 2}')
         matcher = grammars.compile(GrammarSpec("json", '{"type": "object"}'))
-        assert (matcher.prune(DraftTree.chain(text)).num_draft_tokens == len(text)) == is_allowed
+        assert (matcher.fit(DraftTree.chain(text), 0).num_kept == len(text)) == is_allowed

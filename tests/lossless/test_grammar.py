@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,30 @@ def test_no_drafts_change_an_answer_in_a_batch_of_many_grammars(bench, plain, ki
         (each.token_ids, each.finish_reason) for each in plain
     ]
     assert bench.stats.acceptance.num_draft_tokens > 0
+
+
+SURE = GrammarSpec("choice", '["exactly this"]')
+
+
+@pytest.mark.parametrize("kind", ["itself", "ngram", "half-liar", "lying tree"])
+@pytest.mark.parametrize("how", ["greedy", "sampled"])
+def test_one_forward_verifies_all_that_a_grammar_forces(bench: Bench, kind: str, how: str) -> None:
+    sure = job("sure", SURE, **SAMPLINGS[how])
+    (answer,) = bench.answers([sure], kind, bench.answers([sure]))
+    assert bench.tokenizer.decode(answer.token_ids) == "exactly this"
+    assert (answer.stats.acceptance.num_forwards, answer.finish_reason) == (1, "stop")
+    assert bench.stats.grammars.num_tokens == len("exactly this")
+    assert bench.stats.grammars.num_forced_tokens >= len("exactly this") - 5  # the liar knows up to five
+    assert bench.stats.grammars.spent_s > 0.0
+
+
+@pytest.mark.parametrize("kind", ["itself", "ngram", "off"])
+def test_where_drafting_is_off_nothing_is_forced(bench: Bench, kind: str) -> None:
+    sure = replace(job("sure", SURE), num_draft_tokens=0)
+    (answer,) = bench.answers([sure], kind)
+    assert bench.tokenizer.decode(answer.token_ids) == "exactly this"
+    assert answer.stats.acceptance.num_forwards == len("exactly this")
+    assert bench.stats.grammars.num_forced_tokens == 0
 
 
 WHITESPACE = (197, 198, 201, 220)  # a model of random weights says little else if it may

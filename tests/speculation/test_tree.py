@@ -96,3 +96,17 @@ def test_what_was_drawn_stays_with_what_is_left():
 def test_what_is_no_tree_is_refused(token_ids, parents, complaint):
     with pytest.raises(ValueError, match=complaint):
         DraftTree(token_ids, parents)
+
+
+def test_chains_go_on_behind_leaves_and_the_nodes_that_were_there_keep_their_places():
+    """```
+    0:7 ─┬─ 1:8 ── 3:5 ── 4:6
+         └─ 2:9 ── 5:7
+    ```"""
+    drawn = DrawnCandidates((5,), (5,), (1.0,), Drawing.WITHOUT_REPLACEMENT)
+    tree = DraftTree((7, 8, 9), (ROOT, 0, 0), {1: drawn}, (-0.1, -0.2, -0.3), {0: TopTokens((8,), (-0.2,))})
+    longer = tree.extended({1: [5, 6], 2: [7]})
+    assert longer == DraftTree((7, 8, 9, 5, 6, 7), (ROOT, 0, 0, 1, 3, 2))
+    assert longer.logprobs == (-0.1, -0.2, -0.3, 0.0, 0.0, 0.0)
+    assert longer.tops == tree.tops
+    assert EMPTY_TREE.extended({ROOT: [1, 2]}) == DraftTree.chain([1, 2])

@@ -24,6 +24,7 @@ class RandomDrafts(NoDrafts):
     So every accepted length occurs, at random, in every sequence of a batch.
     """
 
+    drafts_forced = True
     is_connected = True
 
     def __init__(
@@ -54,6 +55,7 @@ class RandomTrees(NoDrafts):
         width: largest number of nodes at each depth.
     """
 
+    drafts_forced = True
     is_connected = True
 
     def __init__(

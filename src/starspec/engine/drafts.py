@@ -76,6 +76,11 @@ class Drafts(Protocol):
         """Leave in good order. No other call follows."""
 
     @property
+    def drafts_forced(self) -> bool:
+        """Whether tokens that a grammar forces are to be drafted, too."""
+        ...
+
+    @property
     def is_connected(self) -> bool:
         """Whether proposals can be expected."""
         ...
@@ -95,6 +100,7 @@ class NoDrafts:
     """Plain decoding. Other sources without a hub derive from it."""
 
     rule = COUPLED
+    drafts_forced = False
     is_connected = False
     hub_state: HubState | None = None
     hub_state_s = 0.0
@@ -131,6 +137,7 @@ class NoDrafts:
 class NgramDrafts(NoDrafts):
     """Prompt lookup in this process: no model, no hub."""
 
+    drafts_forced = True
     is_connected = True
 
     def __init__(

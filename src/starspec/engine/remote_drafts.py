@@ -47,6 +47,8 @@ class RemoteDrafts:
         method: how proposals are verified; with "rejection" the hub is asked to draw, and to state its probabilities.
     """
 
+    drafts_forced = True
+
     def __init__(
         self,
         transport: TargetTransport,
@@ -161,7 +163,7 @@ class RemoteDrafts:
             len(batch),
             has_drafts=num_draft_tokens > 0,
             drafted_share=sum(each.num_draft_tokens for each in by_hub) / max(1, num_draft_tokens),
-            num_gained=sum(len(each.token_ids) - 1 for each in by_hub) / max(1, len(batch)),
+            num_gained=sum(len(each.token_ids) - 1 - each.num_forced for each in by_hub) / max(1, len(batch)),
         )
 
     def close(self, sequence: TargetSequence) -> None:

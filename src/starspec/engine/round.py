@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from starspec.engine.drafts import Drafts, RoundTimes
 from starspec.engine.sequence import RoundOutput, TargetSequence
+from starspec.grammars.matcher import FittedDraft
 from starspec.models.runner import Segment
 from starspec.speculation.tree import DraftTree
 from starspec.stats import TargetStats
@@ -26,7 +27,7 @@ class LaunchedRound(NamedTuple):
     ticket: Ticket
     batch: Sequence[TargetSequence]
     proposals: Sequence[DraftTree]
-    trees: Sequence[DraftTree]  # what grammars leave of the proposals, and is verified
+    drafts: Sequence[FittedDraft]  # what grammars make of the proposals, and is verified
     feature_layers: tuple[int, ...]
     wanted: Sequence[str]  # what each sequence's draft was to be: for traces
     started_s: float
@@ -53,16 +54,16 @@ class RoundRunner:
             num_others: launches in flight.
         """
         started_s = self.clock()
-        drafts = self.drafts.collect(batch)  # an empty tree for each sequence without a proposal in time
-        proposals = [each.given_tree or tree for each, tree in zip(batch, drafts, strict=True)]
-        trees = [_allowed(each, proposal) for each, proposal in zip(batch, proposals, strict=True)]
+        trees = self.drafts.collect(batch)  # an empty one for each sequence without a proposal in time
+        proposals = [each.given_tree or tree for each, tree in zip(batch, trees, strict=True)]
+        drafts = [self._fitted(each, proposal) for each, proposal in zip(batch, proposals, strict=True)]
         collected_s, moved_s = self.clock(), self.stats.batch.moved_s
         wanted = [each.length_choice for each in batch] if self.trace is not None else []
-        windows = [_window(each, tree) for each, tree in zip(batch, trees, strict=True)]
+        windows = [_window(each, draft.tree) for each, draft in zip(batch, drafts, strict=True)]
         layers = self.drafts.feature_layers
         ticket = self.verifier.launch(windows, layers)
         return LaunchedRound(
-            ticket, batch, proposals, trees, layers, wanted, started_s, collected_s, moved_s, num_others
+            ticket, batch, proposals, drafts, layers, wanted, started_s, collected_s, moved_s, num_others
         )
 
     def finish(self, launched: LaunchedRound, landed: Landed) -> list[tuple[TargetSequence, EngineOutput]]:
@@ -71,11 +72,11 @@ class RoundRunner:
         Effects: changes the sequences, their cache rows and the statistics; sends verdicts to the hub.
         """
         batch, round_outputs = [], []
-        told = zip(launched.batch, launched.proposals, launched.trees, landed.verdicts, strict=True)
-        for sequence, proposal, tree, verdict in told:
+        told = zip(launched.batch, launched.proposals, launched.drafts, landed.verdicts, strict=True)
+        for sequence, proposal, draft, verdict in told:
             if sequence.row is not None:
                 batch.append(sequence)
-                round_outputs.append(self._commit(sequence, proposal, tree, verdict))
+                round_outputs.append(self._commit(sequence, proposal, draft, verdict))
         if not batch:
             return []  # what it took says nothing of rounds: nobody had it
         if launched.feature_layers != self.drafts.feature_layers:  # another hub was found meanwhile
@@ -92,23 +93,38 @@ class RoundRunner:
         self._record_batch(launched, waited_s + report_s, ended_s - launched.collected_s - report_s)
         return outputs
 
-    def _commit(self, sequence: TargetSequence, proposal: DraftTree, tree: DraftTree, verdict: Verdict) -> RoundOutput:
+    def _fitted(self, sequence: TargetSequence, proposal: DraftTree) -> FittedDraft:
+        """The proposal without what the sequence's grammar refuses, and with what it forces.
+
+        So no row of the forward is spent on a token that cannot be accepted, and none on a forward for a sure one.
+        """
+        if sequence.grammar is None:
+            return FittedDraft(proposal, proposal.num_draft_tokens)
+        may_force = self.drafts.drafts_forced and sequence.may_be_drafted
+        return sequence.grammar.fit(proposal, max_forced_depth=sequence.num_remaining - 1 if may_force else 0)
+
+    def _commit(
+        self, sequence: TargetSequence, proposal: DraftTree, draft: FittedDraft, verdict: Verdict
+    ) -> RoundOutput:
         """Extend a sequence by its verdict. Keep the keys and values of the root and of the accepted path.
 
         What a grammar left out of the proposal counts as refused at its place, and was not verified.
         """
-        result, num_drafted = verdict.result, tree.num_draft_tokens
+        result, num_drafted = verdict.result, draft.tree.num_draft_tokens
         added = sequence.extend(result.token_ids, _logprobs(verdict))
-        added.note_draft(max(proposal.depths, default=0), num_drafted, verdict)
+        added.note_draft(max(proposal.depths, default=0), draft.num_kept, verdict)
         assert sequence.row is not None
-        self.verifier.cache.commit(sequence.row, result.rows[: len(added.token_ids)])
         num_emitted = len(added.token_ids)
+        self.verifier.cache.commit(sequence.row, result.rows[:num_emitted])
         num_relaxed = sum(index < num_emitted for index in result.relaxed)
-        sequence.count_round(num_drafted, added.num_accepted, num_emitted, num_relaxed, self.clock())
+        num_accepted = min(result.num_accepted, num_emitted)
+        sequence.count_round(num_drafted, num_accepted, num_emitted, num_relaxed, self.clock())
         if sequence.given_tree is None:
-            self.stats.acceptance.add_round(num_drafted, added.num_accepted, num_emitted, num_relaxed)
+            self.stats.acceptance.add_round(num_drafted, num_accepted, num_emitted, num_relaxed)
         else:
             added.verified = Verified(list(result.accepted_nodes), list(verdict.node_tops))
+        if sequence.grammar is not None:
+            self.stats.grammars.add_round(num_emitted, added.num_forced, sequence.grammar.take_spent_s())
         return added
 
     def _record_times(self, launched: LaunchedRound, verified_s: float) -> None:
@@ -117,7 +133,7 @@ class RoundRunner:
         self.stats.wait.add(collected_s - started_s)
         self.stats.t_v.add(verified_s - collected_s)
         self.stats.round.add(verified_s - started_s)
-        num_tokens = sum(each.num_draft_tokens + 1 for each in launched.trees)
+        num_tokens = sum(each.tree.num_draft_tokens + 1 for each in launched.drafts)
         traversal_s = verified_s - collected_s
         occupancy_s = traversal_s / (launched.num_others + 1)
         self.drafts.note_round(RoundTimes(verified_s - started_s, traversal_s, occupancy_s, num_tokens))
@@ -127,7 +143,7 @@ class RoundRunner:
     def _trace_lengths(self, launched: LaunchedRound, end_s: float) -> None:
         """The forward, with what each sequence's draft was to be, why not more, and what it was."""
         if self.trace is not None:
-            wanted, drafted = launched.wanted, ", ".join(f"{each.num_draft_tokens}" for each in launched.trees)
+            wanted, drafted = launched.wanted, ", ".join(f"{each.tree.num_draft_tokens}" for each in launched.drafts)
             start_s = launched.collected_s
             self.trace.slice("verify", "verify", start_s, end_s, wanted=", ".join(wanted), drafted=drafted)
 
@@ -138,11 +154,6 @@ class RoundRunner:
         stats.num_sequence_rounds += len(launched.batch)
         stats.draft_s += draft_s
         stats.verify_s += verify_s - (stats.moved_s - launched.moved_s)
-
-
-def _allowed(sequence: TargetSequence, proposal: DraftTree) -> DraftTree:
-    """The proposal without what the sequence's grammar refuses, so that no row of the forward is spent on it."""
-    return proposal if sequence.grammar is None else sequence.grammar.prune(proposal)
 
 
 def _window(sequence: TargetSequence, tree: DraftTree) -> Window:

@@ -48,16 +48,19 @@ class RoundOutput:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
     features: Tensor | None = None  # [tokens, F], of the position before each token; None if the drafts need none
-    num_steps: int = 0  # depth of the draft that was verified; 0 = there was none
-    num_draft_tokens: int = 0  # of this draft ...
+    num_steps: int = 0  # depth of the draft; 0 = there was none
+    num_draft_tokens: int = 0  # of this draft, as far as they were verified ...
     num_accepted: int = 0  # ... and how many of them were accepted
+    num_forced: int = 0  # accepted tokens that were no part of the draft: a grammar forced them
     verified: Verified | None = None  # of a draft that the client gave
     divergences: tuple[float, ...] = ()  # of the target from the draft, at each verified position that states one
 
     def note_draft(self, num_steps: int, num_draft_tokens: int, verdict: Verdict) -> None:
-        """The tokens are the first of this verdict, about a draft so deep and so large."""
+        """The tokens are the first of this verdict, about a draft so deep and so large, with forced tokens behind."""
         self.num_steps, self.num_draft_tokens = num_steps, num_draft_tokens
-        self.num_accepted = min(verdict.result.num_accepted, len(self.token_ids))
+        accepted = verdict.result.accepted_nodes[: len(self.token_ids)]
+        self.num_accepted = sum(node < num_draft_tokens for node in accepted)
+        self.num_forced = len(accepted) - self.num_accepted
         self.divergences = verdict.divergences
         if verdict.features is not None:
             self.features = verdict.features[: len(self.token_ids)]
@@ -127,6 +130,11 @@ class TargetSequence:
     def num_remaining(self) -> int:
         """Tokens that may still be generated."""
         return self.max_len - len(self.token_ids)
+
+    @property
+    def may_be_drafted(self) -> bool:
+        """Whether its request lets anything draft for it, and has no draft of its own."""
+        return self.spec.num_draft_tokens != 0 and self.given_tree is None
 
     def admit(self, row: int, now: float) -> None:
         """It gets a cache row, so that its prompt can be forwarded."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -45,10 +45,10 @@ class Grammars:
         """
         if isinstance(self._vocabulary, str):
             raise RequestError(self._vocabulary, "structured_outputs")
-        matcher = start(source_of(spec), self._vocabulary)
-        if matcher.is_error():
-            raise refusal(spec, matcher.get_error())
-        return GrammarMatcher(matcher, self._ends)
+        matcher = GrammarMatcher(partial(start, source_of(spec), self._vocabulary), self._ends)
+        if matcher.complaint:
+            raise refusal(spec, matcher.complaint)
+        return matcher
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer | str:

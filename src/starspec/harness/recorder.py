@@ -62,6 +62,10 @@ class DraftsAround:
         self._drafts.shutdown()
 
     @property
+    def drafts_forced(self) -> bool:
+        return self._drafts.drafts_forced
+
+    @property
     def is_connected(self) -> bool:
         return self._drafts.is_connected
 

@@ -68,6 +68,13 @@ TARGET_COUNTERS: Final[tuple[Target, ...]] = (
         "Seconds in which a sequence was ready and not in a round, summed over sequences.",
         lambda t: t.stats.batch.grouping_wait_s,
     ),
+    Target("grammar_tokens", "Tokens of answers with a grammar.", lambda t: t.stats.grammars.num_tokens),
+    Target(
+        "grammar_forced_tokens",
+        "Of these, tokens verified as drafts because the grammar forces them.",
+        lambda t: t.stats.grammars.num_forced_tokens,
+    ),
+    Target("grammar_seconds", "Masks, steps through grammars, looks at drafts.", lambda t: t.stats.grammars.spent_s),
     Target("late_rounds", "Rounds that started without an expected proposal.", lambda t: t.stats.num_late_rounds),
     Target("stale_messages", "Stale messages of the hub.", lambda t: t.stats.num_stale_messages),
     Target("declined_tags", "Times that the hub had no room for a tag.", lambda t: t.stats.num_declined),

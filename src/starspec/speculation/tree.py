@@ -145,6 +145,24 @@ class DraftTree:
         """The tree of these nodes alone. Args: nodes: with all ancestors. Drawn candidates are kept, as in `after`."""
         return self._part(ROOT, sorted(nodes))
 
+    def extended(self, chains: Mapping[int, Sequence[int]]) -> DraftTree:
+        """The tree with a chain of further tokens below each of these leaves, behind the nodes that there are.
+
+        What was drawn below such a leaf is left out: the further tokens are predictions, and sure ones.
+        """
+        token_ids, parents = [*self.token_ids], [*self.parents]
+        for leaf, chain in chains.items():
+            parents += [leaf, *range(len(token_ids), len(token_ids) + len(chain) - 1)]
+            token_ids += chain
+        num_added = len(token_ids) - len(self.token_ids)
+        return DraftTree(
+            tuple(token_ids),
+            tuple(parents),
+            {node: draft for node, draft in self.drafts.items() if node not in chains},
+            (*self.logprobs, *[0.0] * num_added) if self.logprobs else (),
+            self.tops,
+        )
+
     def _part(self, root: int, nodes: Sequence[int]) -> DraftTree:
         """The tree of these nodes, ascending. The parent of each is among them, or is `root`."""
         kept = {root: ROOT} | {node: index for index, node in enumerate(nodes)}

@@ -65,6 +65,7 @@ INSIDE: Final = (  # types of fields of messages
     stats.AcceptanceStats,
     stats.BatchStats,
     stats.LengthStats,
+    stats.GrammarStats,
     stats.Mean,
 )
 Edge = tuple[StrEnum, StrEnum, str]  # from, to, label
