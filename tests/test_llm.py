@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -254,6 +255,10 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ({"logit_bias": {5: "1"}}, "logit_bias"),
         ({"logit_bias": {5: None}}, "logit_bias"),
         ({"logit_bias": [5]}, "logit_bias"),
+        ({"bad_words": "zebra"}, "bad_words"),
+        ({"bad_words": ["a", 5]}, "bad_words"),
+        ({"bad_words": ["a" * 10_001]}, "bad_words"),
+        ({"bad_words": ["a"] * 1025}, "bad_words"),
         ({"stop_token_ids": 5}, "stop_token_ids"),
         ({"stop_token_ids": ["5"]}, "stop_token_ids"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
@@ -271,6 +276,22 @@ def test_one_stop_string_is_one_and_absent_lists_are_empty() -> None:
     assert params.sampling_spec(()).logit_bias == {5: 1.0}
     assert params.sampling_spec((7,)).end_token_ids == (7,)
     assert SamplingParams(stop=None, logit_bias=None).stop_strings == ()
+
+
+def test_bad_words_are_in_no_answer() -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    with llm_of("ngram") as llm:
+        (usual,) = llm.generate([[1, 2]], params)
+        word = usual.outputs[0].text.split()[2]
+        (other,) = llm.generate([[1, 2]], replace(params, bad_words=[word]))
+        assert word not in other.outputs[0].text.split()
+        assert llm.generate([[1, 2]], replace(params, bad_words=None))[0].outputs[0].text == usual.outputs[0].text
+
+
+def test_a_bad_word_of_too_many_tokens_is_refused() -> None:
+    with llm_of("plain") as llm, pytest.raises(RequestError, match="bad_words must each have 1 to 64 tokens") as raised:
+        llm.generate([[1, 2]], SamplingParams(bad_words=["a " * 65]))
+    assert raised.value.param == "bad_words"
 
 
 def test_half_of_a_surrogate_pair_is_named_in_prompts_and_messages() -> None:

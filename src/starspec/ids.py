@@ -33,6 +33,10 @@ LOCAL: Final = PeerId(b"")
 """The peer of requests that are submitted within the target's own process."""
 
 
+BadWords = tuple[tuple[int, ...], ...]
+"""The sequences of token ids that an answer does not contain."""
+
+
 class RequestKey(NamedTuple):
     """A request as the engine holds it. Two peers may choose the same request id."""
 

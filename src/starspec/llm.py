@@ -43,7 +43,7 @@ from starspec.ids import RequestId
 from starspec.inputs import ChatMessage, Prompt, as_list, params_for, unwrapped
 from starspec.local_star import check_drafts, local_drafts
 from starspec.models.loading.progress import listening
-from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat, prompt_ids_of_text
+from starspec.models.loading.tokenizer import bad_words_of, load_tokenizer, prompt_ids_of_chat, prompt_ids_of_text
 from starspec.observe.progress import ProgressBar
 from starspec.outputs import CompletionOutput, RequestOutput
 from starspec.request_specs import check_context, request_specs
@@ -147,7 +147,7 @@ class LLM:
             self._check_params(each, len(token_ids))
             outputs = [CompletionOutput(choice) for choice in range(each.n)]
             results.append(RequestOutput(prompt if isinstance(prompt, str) else None, token_ids, outputs))
-            for output, spec in zip(outputs, request_specs(token_ids, each, self._eos_token_ids), strict=True):
+            for output, spec in zip(outputs, self._specs(token_ids, each), strict=True):
                 request_id = RequestId(f"llm-{next(self._request_numbers)}")
                 answers[request_id] = output
                 specs.append((request_id, spec))
@@ -189,7 +189,7 @@ class LLM:
         request_id = RequestId(f"llm-{next(self._request_numbers)}")
         token_ids = self._token_ids(unwrapped(prompt), add_special_tokens)
         self._check_params(params, len(token_ids))
-        (spec,) = request_specs(token_ids, params, self._eos_token_ids)
+        (spec,) = self._specs(token_ids, params)
         self.engine.submit(request_id, spec)
         pieces = deque[EngineOutput]()
         self._takers[request_id] = pieces.append
@@ -205,9 +205,9 @@ class LLM:
         finally:
             self._let_go(request_id)
 
-    @property
-    def _eos_token_ids(self) -> tuple[int, ...]:
-        return self.engine.verifier.info.eos_token_ids
+    def _specs(self, token_ids: list[int], params: SamplingParams) -> list[RequestSpec]:
+        ends, bad_words = self.engine.verifier.info.eos_token_ids, bad_words_of(self.tokenizer, params.bad_words or ())
+        return request_specs(token_ids, params, ends, bad_words=bad_words)
 
     def _token_ids(self, prompt: str | Sequence[int], add_special_tokens: bool) -> list[int]:
         if not isinstance(prompt, str):

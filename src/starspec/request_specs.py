@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from starspec.config import Policy
 from starspec.errors import ContextTooLong
+from starspec.ids import BadWords
 from starspec.sampling_params import SamplingParams
 from starspec.wire.messages import RequestSpec
 
@@ -17,6 +18,8 @@ def request_specs(
     num_draft_tokens: int | None = None,
     length_policy: Policy | None = None,
     relaxed_tau: float = 0.0,
+    *,
+    bad_words: BadWords = (),
 ) -> list[RequestSpec]:
     """One spec for each of the `n` answers to a prompt. Each has its own seed.
 
@@ -24,6 +27,7 @@ def request_specs(
         num_draft_tokens: None = the target's own choice, 0 = do not speculate.
         length_policy: None = the target's own.
         relaxed_tau: of relaxed verification, 0 to 1; 0 = strict.
+        bad_words: those of `params`, as tokens of the model.
     """
     return [
         RequestSpec(
@@ -40,7 +44,7 @@ def request_specs(
             relaxed_tau=relaxed_tau,
             grammar=params.grammar,
         )
-        for sampling in params.sampling_specs(eos_token_ids)
+        for sampling in params.sampling_specs(eos_token_ids, bad_words)
     ]
 
 

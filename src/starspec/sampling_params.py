@@ -11,8 +11,9 @@ from typing import Any
 
 from starspec.config import MAX_STOP_LEN, MAX_TOP_LOGPROBS
 from starspec.errors import RequestError
+from starspec.ids import BadWords
 from starspec.sampling.grammar import GrammarSpec
-from starspec.sampling.spec import SamplingSpec
+from starspec.sampling.spec import MAX_BAD_WORDS, SamplingSpec
 from starspec.structured_outputs import StructuredOutputsParams, structured_outputs_of
 
 MAX_CHOICES = 8  # n
@@ -45,6 +46,7 @@ class SamplingParams:
     min_tokens: int = 0  # no end token before this many output tokens
     stop: Sequence[str] | str | None = ()  # the text ends before the first of these
     stop_token_ids: Sequence[int] | None = ()  # the output ends with the first of these
+    bad_words: Sequence[str] | None = ()  # texts that the output does not contain as tokens
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -60,6 +62,7 @@ class SamplingParams:
                 raise RequestError(f"{name} must be true or false, got {value!r}", name)
         object.__setattr__(self, "structured_outputs", structured_outputs_of(self.structured_outputs))
         self._check_stop()
+        self._check_bad_words()
         self._check_token_ids()
         if not 1 <= self.n <= MAX_CHOICES:
             raise RequestError(f"n must be 1 to {MAX_CHOICES}, got {self.n}", "n")
@@ -83,6 +86,15 @@ class SamplingParams:
             raise RequestError(f"a stop string has at most {MAX_STOP_LEN} characters", "stop")
         if not all(map(_is_unicode, self.stop_strings)):
             raise RequestError("stop must be valid Unicode text", "stop")
+
+    def _check_bad_words(self) -> None:
+        words = () if self.bad_words is None else self.bad_words
+        is_several = isinstance(words, Collection) and not isinstance(words, str | Mapping)
+        if not is_several or not all(isinstance(word, str) and word and _is_unicode(word) for word in words):
+            raise RequestError("bad_words must be non-empty texts", "bad_words")
+        if len(words) > MAX_BAD_WORDS // 2 or any(len(word) > MAX_STOP_LEN for word in words):
+            most = f"at most {MAX_BAD_WORDS // 2} texts of at most {MAX_STOP_LEN} characters"
+            raise RequestError(f"bad_words must be {most}", "bad_words")
 
     def _check_token_ids(self) -> None:
         ids, bias = () if self.stop_token_ids is None else self.stop_token_ids, self.logit_bias or {}
@@ -121,19 +133,25 @@ class SamplingParams:
         form = structured_outputs_of(self.structured_outputs)
         return None if form is None else form.spec()
 
-    def sampling_specs(self, eos_token_ids: tuple[int, ...]) -> list[SamplingSpec]:
+    def sampling_specs(self, eos_token_ids: tuple[int, ...], bad_words: BadWords = ()) -> list[SamplingSpec]:
         """One sampling spec for each of the `n` answers.
 
         Their seeds are consecutive. The first one is `seed`, or is drawn here if `seed` is None.
+
+        Args:
+            bad_words: the parameters' own, as tokens of the model.
         """
         seed = secrets.randbits(62) if self.seed is None else int(self.seed)  # a NumPy integer would overflow below
-        return [self.sampling_spec(eos_token_ids, (seed + choice) % 2**63) for choice in range(self.n)]
+        return [self.sampling_spec(eos_token_ids, (seed + choice) % 2**63, bad_words) for choice in range(self.n)]
 
-    def sampling_spec(self, eos_token_ids: tuple[int, ...], seed: int | None = None) -> SamplingSpec:
+    def sampling_spec(
+        self, eos_token_ids: tuple[int, ...], seed: int | None = None, bad_words: BadWords = ()
+    ) -> SamplingSpec:
         """The sampling spec of one answer.
 
         Args:
             seed: None = the parameters' own.
+            bad_words: as tokens.
 
         Raises: RequestError, naming the parameter, if a value is out of range.
         """
@@ -151,6 +169,7 @@ class SamplingParams:
                 seed=int(self.seed or 0) if seed is None else seed,
                 min_tokens=int(self.min_tokens),
                 end_token_ids=end_token_ids,
+                bad_words=bad_words,
             )
         except ValueError as error:
             raise RequestError(str(error), str(error).split()[0]) from error

@@ -56,7 +56,7 @@ class ToyTarget:
     It reads like the wire: messages in by `send`, messages out by `receive`, both in order.
     """
 
-    has_grammars = True
+    has_grammars = has_bad_words = True
 
     def __init__(self, name: str, encode: Callable[[str], list[int]]) -> None:
         self.endpoint = f"toy://{name}"
@@ -120,6 +120,7 @@ class ToyTarget:
             hub_state=self.hub_state,
             hub_state_s=1.5,
             has_grammars=self.has_grammars,
+            has_bad_words=self.has_bad_words,
         )
 
     def emit(

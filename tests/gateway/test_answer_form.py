@@ -80,15 +80,22 @@ async def test_a_wrong_form_is_a_400_that_names_it(gateway: Any, path: str, form
     assert not gateway.target.submitted
 
 
-async def test_a_target_that_would_ignore_a_grammar_gets_none(
-    start_gateway: Any, make_target: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lacks", "asked", "says"),
+    [
+        ("has_grammars", {"structured_outputs": {"regex": "a"}}, "cannot hold answers to a grammar"),
+        ("has_bad_words", {"bad_words": ["a"]}, "too old to keep them out"),
+    ],
+)
+async def test_a_target_that_would_ignore_a_demand_gets_none(
+    start_gateway: Any, make_target: Any, monkeypatch: pytest.MonkeyPatch, lacks: str, asked: dict, says: str
 ) -> None:
-    monkeypatch.setattr(type(make_target("old")), "has_grammars", False)
+    monkeypatch.setattr(type(make_target("old")), lacks, False)
     gateway = await start_gateway()
     await gateway.post("/v1/completions", prompt="hi")
-    reply = await gateway.post("/v1/completions", prompt="hi", structured_outputs={"regex": "a"})
+    reply = await gateway.post("/v1/completions", prompt="hi", **asked)
     assert reply.status_code == 400
-    assert "cannot hold answers to a grammar" in reply.json()["error"]["message"]
+    assert says in reply.json()["error"]["message"]
     assert len(gateway.target.submitted) == 1
 
 

@@ -71,12 +71,14 @@ async def test_each_limit_reaches_the_spec(translator: Translator) -> None:
         logprobs=3,
         logit_bias={"65": -100, "66": 1.5},
         stop_token_ids=[10],
+        bad_words=["ab", "c"],
     )
     assert (spec.max_tokens, spec.stop, spec.logprobs) == (5, ("a", "b"), 3)
     assert spec.include_stop_str_in_output
     assert not spec.skip_special_tokens
     assert spec.sampling.logit_bias == {65: -100, 66: 1.5}
     assert spec.sampling.end_token_ids == (EOS, 10)
+    assert spec.sampling.bad_words == ((64, 65), (66,))
 
 
 async def test_ignore_eos_leaves_the_clients_own_stop_tokens(translator: Translator) -> None:

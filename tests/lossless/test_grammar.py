@@ -132,6 +132,8 @@ SAMPLINGS: dict[str, dict[str, object]] = {
         "seed": 4,
     },
 }
+BAD_WORDS = ((22, 19), (64, 65), (69,), (131, 53))
+SAMPLINGS["sampled without bad words"] = {**SAMPLINGS["sampled"], "bad_words": BAD_WORDS}
 JOBS = [job(f"{form} {how}", FORMS[form], **SAMPLINGS[how]) for form in FORMS for how in SAMPLINGS]
 
 
@@ -143,6 +145,17 @@ def plain(bench: Bench) -> list[JobResult]:
 @pytest.mark.parametrize("place", range(len(JOBS)), ids=[each.name for each in JOBS])
 def test_without_drafts_answers_are_those_of_a_slow_loop(bench: Bench, plain: list[JobResult], place: int) -> None:
     assert (plain[place].token_ids, plain[place].finish_reason) == bench.slow_answer(JOBS[place])
+
+
+@pytest.mark.parametrize("form", ["date", "words", "point", "free"])
+def test_bad_words_are_in_no_answer(plain: list[JobResult], form: str) -> None:
+    said = {each.name: spelled(answer.token_ids) for each, answer in zip(JOBS, plain, strict=True)}
+    assert any(spelled(word) in said[f"{form} sampled"] for word in BAD_WORDS)
+    assert not any(spelled(word) in said[f"{form} sampled without bad words"] for word in BAD_WORDS)
+
+
+def spelled(token_ids: Sequence[int]) -> str:
+    return "".join(f"<{each}>" for each in token_ids)
 
 
 @pytest.mark.parametrize("kind", ["itself", "its tree", "ngram", "half-liar", "lying tree"])

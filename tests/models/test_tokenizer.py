@@ -5,7 +5,8 @@ import sys
 import pytest
 from tiny import make_model
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from starspec.config import ModelConfig
@@ -13,6 +14,7 @@ from starspec.errors import ModelError, VocabularyMismatch
 from starspec.fingerprint import vocab_fingerprint
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import (
+    bad_words_of,
     check_pair,
     check_vocabularies,
     check_vocabulary_files,
@@ -31,8 +33,29 @@ def make_tokenizer(words=WORDS, added=()):
     return fast
 
 
+def make_bpe():
+    vocab = {token: index for index, token in enumerate(("Ġ", "a", "b", "Ġa", "ab", "Ġab"))}
+    tokenizer = Tokenizer(BPE(vocab, [("a", "b"), ("Ġ", "ab"), ("Ġ", "a")]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
 def write_json(path, content):
     path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("text", "token_ids"),
+    [
+        ("ab", ((4,), (5,))),
+        (" ab", ((4,), (5,))),  # as in vLLM: with and without the space
+        ("b", ((2,),)),  # behind a space it has a token more, and the same last one
+        ("aba", ((4, 1), (5, 1))),
+        (" ", ((0,),)),
+    ],
+)
+def test_bad_words_are_sequences_of_tokens_at_the_beginning_and_behind_a_space(text, token_ids):
+    assert bad_words_of(make_bpe(), [text]) == token_ids
 
 
 def test_the_fingerprint_is_of_the_ids_and_survives_saving(tmp_path):

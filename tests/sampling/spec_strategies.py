@@ -60,6 +60,7 @@ def samplings(draw: st.DrawFn, vocab_size: int) -> SamplingSpec:
         seed=draw(seeds),
         min_tokens=draw(st.sampled_from([0, 0, 1, 3])),
         end_token_ids=tuple(draw(st.lists(token_ids, max_size=min(2, vocab_size - 1)))),
+        bad_words=tuple(draw(st.lists(st.lists(token_ids, min_size=1, max_size=3).map(tuple), max_size=2))),
     )
 
 

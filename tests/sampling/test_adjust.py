@@ -42,9 +42,20 @@ def test_end_tokens_cannot_be_drawn_before_min_tokens(num_output, first):
     assert adjusted([1, 1, 1], [3] * num_output, **sampling) == [first, -2.0, 1.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("output", "excluded"),
+    [([], {3}), ([1], {2, 3}), ([2], {3}), ([1, 2], {3}), ([0, 0, 1], {0, 2, 3}), ([1, 0, 1], {2, 3})],
+)
+def test_a_bad_word_ends_nowhere_in_the_output(output, excluded):
+    given = adjusted([1, 0, 0, 1], output, bad_words=((3,), (1, 2), (0, 0, 1, 0)), logit_bias={3: 100.0})
+    assert {token_id for token_id, logit in enumerate(given) if logit == -inf} == excluded
+
+
 def test_token_ids_outside_the_vocabulary_do_nothing():
-    sampling = {"min_tokens": 9, "end_token_ids": (-1, 4), "logit_bias": {-1: 5.0, 4: 5.0}, "presence_penalty": 1.0}
-    assert adjusted([-2, 5], [-1, 4, 10**9], **sampling, repetition_penalty=3.0) == LOGITS.tolist()
+    sampling = {"min_tokens": 9, "end_token_ids": (-1, 4), "bad_words": ((-1,), (4,)), "logit_bias": {-1: 5.0, 4: 5.0}}
+    assert (
+        adjusted([-2, 5], [-1, 4, 10**9], **sampling, repetition_penalty=3.0, presence_penalty=1.0) == LOGITS.tolist()
+    )
 
 
 def test_a_grammar_excludes_what_it_does_not_allow_whatever_the_bias():
@@ -74,7 +85,9 @@ def test_adjusted_logits_are_the_references(data, vocab_size):
     assert row.equal(before)
 
 
-@pytest.mark.parametrize("sampling", [SamplingSpec(min_tokens=1), SamplingSpec(presence_penalty=1.0)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingSpec(min_tokens=1), SamplingSpec(presence_penalty=1.0), SamplingSpec(bad_words=((1,),))]
+)
 def test_sampling_parameters_that_need_counts_say_so(sampling):
     with pytest.raises(ValueError, match="pass the counts"):
         adjust(LOGITS, sampling, 3, None)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starspec.sampling.counts import TokenCounts
+from starspec.sampling.spec import MAX_BAD_WORD_LEN
 
 token_lists = st.lists(st.integers(0, 5), max_size=12)
 
@@ -31,6 +32,12 @@ def test_seen_tokens_are_those_of_prompt_output_and_path(prompt, output, appende
     assert counts.prompt_len == overlay.prompt_len == len(prompt)
     assert as_dict(counts) == expected(prompt, output + appended)
     assert as_dict(overlay) == expected(prompt, output + appended + path + further)
+    assert overlay.last_output == (*output, *appended, *path, *further)
+
+
+def test_as_many_last_output_tokens_are_kept_as_a_bad_word_can_have_in_front():
+    counts = TokenCounts([1, 2], range(100))
+    assert counts.with_path([100]).last_output == tuple(range(100 - (MAX_BAD_WORD_LEN - 1), 101))
 
 
 @given(prompt=token_lists, path=token_lists, committed=token_lists)

@@ -124,10 +124,10 @@ def test_leaving_out_hopeless_tokens_never_changes_the_draw(seed, position, spre
 def test_a_draw_from_a_whole_vocabulary_is_that_from_its_support(data, vocab_size):
     (row,) = data.draw(tensors(1, vocab_size))
     sampling, position = (
-        data.draw(samplings(vocab_size).filter(lambda sampling: not sampling.needs_counts)),
+        data.draw(samplings(vocab_size).filter(lambda sampling: not sampling.has_penalties)),
         data.draw(positions),
     )
-    sampling = replace(sampling, min_tokens=0)
+    sampling = replace(sampling, min_tokens=0, bad_words=())
     expected = next_token(row, sampling, position)
     with pytest.MonkeyPatch.context() as few:
         few.setattr(draw_module, "FEW_TOKENS", 0)

@@ -23,6 +23,9 @@ from starspec.sampling.spec import SamplingSpec
         ("seed", -1),
         ("seed", 2**63),
         ("min_tokens", -1),
+        ("bad_words", ((),)),
+        ("bad_words", ((1,) * 65,)),
+        ("bad_words", ((1,),) * 2049),
     ],
 )
 def test_a_value_out_of_range_is_named(name, value):
@@ -31,7 +34,14 @@ def test_a_value_out_of_range_is_named(name, value):
 
 
 @pytest.mark.parametrize(
-    "sampling", [{"presence_penalty": 0.1}, {"logit_bias": {1: 1.0}}, {"min_tokens": 1}, {"temperature": 0.5}]
+    "sampling",
+    [
+        {"presence_penalty": 0.1},
+        {"logit_bias": {1: 1.0}},
+        {"min_tokens": 1},
+        {"bad_words": ((1,),)},
+        {"temperature": 0.5},
+    ],
 )
 def test_only_greedy_without_adjustments_is_a_plain_argmax(sampling):
     assert SamplingSpec(temperature=0.0, top_k=3, top_p=0.5).is_plain_argmax

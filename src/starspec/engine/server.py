@@ -235,4 +235,5 @@ class TargetServer:
             hub_state=engine.drafts.hub_state,
             hub_state_s=engine.drafts.hub_state_s,
             has_grammars=engine.has_grammars,
+            has_bad_words=True,
         )

@@ -58,7 +58,7 @@ class Generation:
             there are more answers than the targets could ever hold.
         """
         self._check_size()
-        self._check_grammars()
+        self._check_targets()
         try:
             for choice in range(len(self._request.specs)):
                 self._place(choice)
@@ -112,8 +112,12 @@ class Generation:
                 param,
             )
 
-    def _check_grammars(self) -> None:
-        if self._request.specs[0].grammar is not None and not self._router.has_grammars:
+    def _check_targets(self) -> None:
+        """An old target would ignore what it does not know."""
+        spec = self._request.specs[0]
+        if spec.sampling.bad_words and not self._router.has_bad_words:
+            raise RequestError("bad_words: a target of this server is too old to keep them out", "bad_words")
+        if spec.grammar is not None and not self._router.has_grammars:
             raise RequestError(
                 "structured_outputs: a target of this server cannot hold answers to a grammar, since its model is in"
                 " stages or its version is old",

@@ -17,6 +17,8 @@ from starspec.gateway.schema import ChatMessage, ChatPrompt, FunctionTool, ToolC
 from starspec.gateway.token_text import TokenText
 from starspec.gateway.tools import known, syntax_of
 from starspec.gateway.unsupported import refuse_unsupported_parts
+from starspec.ids import BadWords
+from starspec.models.loading.tokenizer import bad_words_of
 from starspec.quoting import quoted
 
 RESERVED_KWARGS: Final = frozenset(  # set by this server, or able to replace the template
@@ -122,6 +124,10 @@ class PromptCodec:
             return None
         end = await self.decode(prompt[-FEW_LAST:])
         return Thinking.HAS_BEGUN if end.rstrip().endswith(OPENING) else Thinking.MAY_BEGIN
+
+    def bad_words(self, texts: Sequence[str]) -> BadWords:
+        """As `bad_words_of`. Run it on a worker thread."""
+        return bad_words_of(self._tokenizer, texts)
 
     def is_special(self, token: str) -> bool:
         """Whether it is a special token, which texts of answers leave out unless they are told not to."""

@@ -86,6 +86,11 @@ class Router:
         return all(status.has_grammars for status in self.statuses)
 
     @property
+    def has_bad_words(self) -> bool:
+        """Whether all live targets keep bad words out. An old one would ignore them."""
+        return all(status.has_bad_words for status in self.statuses)
+
+    @property
     def max_num_requests(self) -> int | None:
         """Requests that all targets together hold at most; None while one of them is not live or does not report it."""
         statuses = [routed.status for routed in self.targets if routed.is_live]

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_LOGPROBS
 from starspec.quoting import quoted
+from starspec.sampling.spec import MAX_BAD_WORDS
 from starspec.sampling_params import MAX_STOP_STRINGS
 
 MAX_COUNT: Final = 2**31 - 1  # of a count or a token id
@@ -86,6 +87,7 @@ class DrawFields(Body):
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    bad_words: Annotated[Texts, Field(max_length=MAX_BAD_WORDS // 2)] | None = None
     seed: int | None = None
 
 

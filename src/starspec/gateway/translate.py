@@ -157,6 +157,7 @@ class Translator:
             "repetition_penalty": _first(request.repetition_penalty, self._defaults.repetition_penalty),
             "presence_penalty": request.presence_penalty,
             "frequency_penalty": request.frequency_penalty,
+            "bad_words": request.bad_words,
             "n": request.n,
             "min_tokens": request.min_tokens,
             "ignore_eos": request.ignore_eos,
@@ -214,11 +215,12 @@ class Translator:
             raise CapacityError("no target is connected that could take this request", NO_TARGET_S)
         for prompt in prompts:
             _check_room(len(prompt), params, param, limit_param, max_model_len)
+        ends, bad_words = self._codec.eos_token_ids, self._codec.bad_words(params.bad_words or ())
         specs = tuple(
             spec
             for prompt in prompts
             for spec in request_specs(
-                prompt, _within(params, max_model_len - len(prompt)), self._codec.eos_token_ids, *speculation
+                prompt, _within(params, max_model_len - len(prompt)), ends, *speculation, bad_words=bad_words
             )
         )
         return GenerationRequest(specs=specs, num_prompts=len(prompts), prompt_param=param, options=options)

@@ -16,7 +16,6 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "add_special_tokens": (False,),  # of a chat, whose template adds them
     "allowed_token_ids": (),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "cache_salt": (),
     "chat_template": (),

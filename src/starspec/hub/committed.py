@@ -40,7 +40,7 @@ class CommittedTokens:
         output = self.token_ids[opened.prompt_len :]
         self._draw_seed = seed_after(opened.sampling.seed, output) if is_drawn else None
         self._counts: TokenCounts | None = None
-        if opened.sampling.needs_counts or opened.sampling.min_tokens:
+        if opened.sampling.needs_counts:
             self._counts = TokenCounts(self.token_ids[: opened.prompt_len], output)
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
-"""What a request changes in the model's logits: grammar, min_tokens, logit bias and penalties."""
+"""What a request changes in the model's logits: grammar, min_tokens, bad words, logit bias and penalties."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,9 +18,10 @@ def adjust(
     counts: TokenCounts | None,
     allowed: Tensor | None = None,
 ) -> Tensor:
-    """Apply a request's grammar, min_tokens, logit bias and penalties to the logits of one position.
+    """Apply a request's grammar, min_tokens, bad words, logit bias and penalties to the logits of one position.
 
-    The grammar has the last word: where it allows nothing but end tokens, the answer may end before `min_tokens`.
+    Where the grammar allows nothing but end tokens, the answer may end before `min_tokens`. Where it allows nothing but
+    the ends of bad words, no token is left: all logits are -inf.
 
     Token ids outside the vocabulary have no effect, because a draft's vocabulary may be smaller than the target's.
 
@@ -28,7 +29,7 @@ def adjust(
         logits: [V], any float dtype and device; not changed.
         sampling: the request's sampling parameters.
         position: absolute index of the token to be drawn.
-        counts: of all tokens before `position`; None is allowed if `sampling` has neither penalties nor min_tokens.
+        counts: of all tokens before `position`; None is allowed if `sampling.needs_counts` is false.
         allowed: bool [V], what the grammar allows, as of a Constraint; None = all tokens.
     Returns: float64 [V] on the same device. It shares memory with `logits` if nothing changes and the dtype is float64.
     Raises: ValueError if `sampling` needs counts and `counts` is None.
@@ -40,9 +41,11 @@ def adjust(
         allowed = _without_ends(adjusted, sampling.end_token_ids, allowed)
     if allowed is not None:
         adjusted.masked_fill_(~allowed.to(adjusted.device), -torch.inf)
+    if sampling.bad_words:
+        adjusted[_indices(_ends_of(sampling.bad_words, _known(counts).last_output), adjusted)] = -torch.inf
     if sampling.logit_bias:
         _add_bias_(adjusted, sampling.logit_bias)
-    if sampling.needs_counts:
+    if sampling.has_penalties:
         _penalize_(adjusted, sampling, _known(counts))
     return adjusted
 
@@ -52,6 +55,12 @@ def _without_ends(adjusted: Tensor, end_token_ids: Iterable[int], allowed: Tenso
     some = torch.ones_like(adjusted, dtype=torch.bool) if allowed is None else allowed.to(adjusted.device, copy=True)
     some[_indices(end_token_ids, adjusted)] = False
     return some if allowed is None or bool(some.any()) else allowed
+
+
+def _ends_of(bad_words: Iterable[Sequence[int]], output: Sequence[int]) -> list[int]:
+    """The last tokens of those bad words whose other tokens the output ends with."""
+    num = len(output)
+    return [word[-1] for word in bad_words if tuple(output[max(0, num - len(word) + 1) :]) == tuple(word[:-1])]
 
 
 def _add_bias_(adjusted: Tensor, logit_bias: Mapping[int, float]) -> None:

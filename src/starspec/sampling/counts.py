@@ -1,9 +1,9 @@
-"""How often each token occurs in a sequence: the input of penalties and min_tokens."""
+"""Which tokens a sequence has, and how often: the input of penalties, min_tokens and bad words."""
 
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import NamedTuple
@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+
+from starspec.sampling.spec import MAX_BAD_WORD_LEN
 
 
 class SeenTokens(NamedTuple):
@@ -31,6 +33,7 @@ class TokenCounts:
     def __init__(self, prompt_ids: Sequence[int], output_ids: Iterable[int] = ()) -> None:
         self.prompt_len = len(prompt_ids)
         self._path: tuple[int, ...] = ()
+        self._last: deque[int] = deque(maxlen=MAX_BAD_WORD_LEN - 1)  # of the output, without the path
         self._ids = array("q", dict.fromkeys(prompt_ids))
         self._num_output = array("d", bytes(8 * len(self._ids)))
         self._slots = {token_id: slot for slot, token_id in enumerate(self._ids)}
@@ -48,12 +51,18 @@ class TokenCounts:
                 self._ids.append(token_id)
                 self._num_output.append(0.0)
             self._num_output[slot] += 1.0
+            self._last.append(token_id)
 
     def with_path(self, token_ids: Sequence[int]) -> TokenCounts:
         """The counts after these further output tokens: an overlay that shares all other memory with this object."""
         overlay = copy(self)
         overlay._path = (*self._path, *token_ids)
         return overlay
+
+    @property
+    def last_output(self) -> tuple[int, ...]:
+        """The last output tokens in order, as many as a bad word can have in front of its last."""
+        return (*self._last, *self._path)
 
     def seen(self) -> SeenTokens:
         """All counts, as new tensors on the CPU."""

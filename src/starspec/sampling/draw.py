@@ -1,6 +1,7 @@
 """The target's draw: the next token as a pure function of logits, sampling parameters, position and earlier tokens.
 
-    logits -> adjust (grammar, min_tokens, logit bias, penalties) -> temperature -> top-k -> top-p -> min-p -> draw
+    logits -> adjust (grammar, min_tokens, bad words, logit bias, penalties)
+           -> temperature -> top-k -> top-p -> min-p -> draw
 
 Greedy decoding takes the argmax of the adjusted logits. Otherwise the draw uses the Gumbel-max trick: the token with
 the largest scaled logit + Gumbel noise is distributed as the softmax of the scaled logits. The noise is a function of
@@ -46,7 +47,7 @@ def next_token(
         logits: [V], the model's own, any float dtype and device; not changed.
         sampling: the request's sampling parameters.
         position: absolute index of the token to be drawn; the prompt's first token has index 0.
-        counts: of all tokens before `position`; None is allowed if `sampling` has neither penalties nor min_tokens.
+        counts: of all tokens before `position`; None is allowed if `sampling.needs_counts` is false.
         allowed: as for `adjust`.
     Returns: a token id. If the largest logit is infinite or NaN there are no probabilities, and the argmax is returned.
     Raises: ValueError if `sampling` needs counts and `counts` is None.

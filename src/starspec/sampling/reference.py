@@ -52,7 +52,7 @@ def adjust(
     output_ids: Sequence[int],
     allowed: Collection[int] | None = None,
 ) -> list[float]:
-    """Logits after grammar, min_tokens, logit bias and penalties. Args: allowed: by the grammar; None = all."""
+    """What a request makes of logits: grammar, min_tokens, bad words, bias, penalties. Args: allowed: None = all."""
     adjusted = []
     may_end = allowed is not None and all(token_id in sampling.end_token_ids for token_id in allowed)
     for token_id, logit in enumerate(logits):
@@ -61,6 +61,9 @@ def adjust(
             value = -inf
         if allowed is not None and token_id not in allowed:
             value = -inf
+        for word in sampling.bad_words:
+            if (*output_ids, token_id)[-len(word) :] == word:
+                value = -inf
         value += sampling.logit_bias.get(token_id, 0.0)
         if token_id in prompt_ids or token_id in output_ids:
             value = value / sampling.repetition_penalty if value > 0 else value * sampling.repetition_penalty

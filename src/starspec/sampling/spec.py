@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf, log
+from typing import Final
+
+from starspec.ids import BadWords
+
+MAX_BAD_WORDS: Final = 2048  # sequences of tokens
+MAX_BAD_WORD_LEN: Final = 64  # tokens of one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +32,7 @@ class SamplingSpec:
     seed: int = 0  # 0 .. 2**63 - 1
     min_tokens: int = 0  # `end_token_ids` cannot be drawn before this many output tokens
     end_token_ids: tuple[int, ...] = ()  # eos and stop token ids
+    bad_words: BadWords = ()
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
@@ -47,20 +54,30 @@ class SamplingSpec:
             raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
         if self.min_tokens < 0:
             raise ValueError(f"min_tokens must be at least 0, got {self.min_tokens}")
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise ValueError(
+                f"bad_words must be at most {MAX_BAD_WORDS} sequences of tokens, got {len(self.bad_words)}"
+            )
+        if not all(1 <= len(word) <= MAX_BAD_WORD_LEN for word in self.bad_words):
+            raise ValueError(f"bad_words must each have 1 to {MAX_BAD_WORD_LEN} tokens")
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
     @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
     def needs_counts(self) -> bool:
         """Whether earlier tokens change the distribution of the next one."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return bool(self.has_penalties or self.min_tokens or self.bad_words)
 
     @property
     def adjusts_logits(self) -> bool:
         """Whether tokens are drawn from logits that differ from the model's."""
-        return bool(self.needs_counts or self.logit_bias or self.min_tokens)
+        return bool(self.needs_counts or self.logit_bias)
 
     @property
     def has_filters(self) -> bool:

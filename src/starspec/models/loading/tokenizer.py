@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 
 from starspec.errors import ModelError, RequestError, VocabularyMismatch
 from starspec.fingerprint import HasVocabulary
+from starspec.ids import BadWords
 from starspec.models.loading.config_json import check_config_json, read_config
 from starspec.models.loading.locate import is_synthetic, locate
 from starspec.models.loading.transformers_calls import as_model_error, first_line, import_config_checks
@@ -86,6 +87,18 @@ def prompt_ids_of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) ->
         why = f"the model's chat template cannot process these messages: {first_line(error)}"
         raise RequestError(why, "messages") from error
     return _encoded(tokenizer, text, False, "messages")  # a template writes special tokens itself
+
+
+def bad_words_of(tokenizer: Any, texts: Sequence[str]) -> BadWords:
+    """The tokens of texts that an output must not contain: at the start of a line, and behind a space, as in vLLM."""
+    found = list[tuple[int, ...]]()
+    for text in texts:
+        bare = text.lstrip() or text
+        first, spaced = (tuple(tokenizer.encode(each, add_special_tokens=False)) for each in (bare, f" {bare}"))
+        found.append(first)
+        if len(spaced) == len(first) and spaced[:1] != first[:1]:  # otherwise it begins with a token for the space
+            found.append(spaced)
+    return tuple(found)
 
 
 def _encoded(tokenizer: Any, text: str, add_special_tokens: bool, param: str) -> list[int]:

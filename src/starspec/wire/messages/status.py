@@ -42,3 +42,4 @@ class TargetStatus(Message, frozen=True):
     hub_state: HubState | None = None  # None: it has no hub, or does not report it
     hub_state_s: Seconds = 0.0  # since when, in seconds before now
     has_grammars: bool = False  # it can hold answers to grammars
+    has_bad_words: bool = False  # it keeps bad words out of answers
