@@ -1,4 +1,4 @@
-"""What holds in virtual time for a target in stages, and what does not."""
+"""What holds in virtual time for a target in stages, what does not, and that processes do the same."""
 
 from __future__ import annotations
 
@@ -6,22 +6,30 @@ import pytest
 
 from starspec.bench.shard.synthetic import (
     FOUR,
+    HIGH,
+    IN_FLIGHT,
+    PLAIN,
     ShardPlan,
     alpha_of,
     always,
     as_measured,
     blocks,
     decode,
+    decode_virtually,
+    four_stages,
     measure_equations,
     measure_shard,
+    ways,
 )
 from starspec.harness.table import Table
 from starspec.policy.traversal import expected_tokens
 
+SMALL = ShardPlan(num_tokens=400, num_plain_tokens=20, num_real_tokens=4, num_real_plain_tokens=2, stage_ms=1.0)
+
 
 @pytest.fixture(scope="module")
 def ratios() -> dict[str, float]:
-    report = measure_shard(ShardPlan(num_tokens=400, num_plain_tokens=20), lambda _: None)
+    report = measure_shard(SMALL, lambda _: None)
     assert [each.title[:5] for each in blocks(report) if isinstance(each, Table)] == ["DSD's", "four "]
     return report.ratios
 
@@ -44,8 +52,8 @@ def test_virtual_time_is_what_our_formulas_say() -> None:
 
 
 def test_synchronous_rounds_gain_what_a_traversal_saves(ratios: dict[str, float]) -> None:
-    assert ratios["sync_vs_plain"] > 2.3
-    assert ratios["sync_vs_plain"] == pytest.approx(ratios["sync_vs_plain_by_formula"], rel=0.15)
+    assert ratios["sync_vs_plain_virtual"] > 2.3
+    assert ratios["sync_vs_plain_virtual"] == pytest.approx(ratios["sync_vs_plain_by_formula"], rel=0.15)
 
 
 def test_windows_in_flight_gain_but_no_more_than_their_bound(ratios: dict[str, float]) -> None:
@@ -53,13 +61,23 @@ def test_windows_in_flight_gain_but_no_more_than_their_bound(ratios: dict[str, f
 
     Four sequences in one forward are hard to beat, and easy if each waits for the others.
     """
-    assert 0.98 < ratios["in_flight_vs_sync_1"] < 1.15 * ratios["in_flight_vs_sync_1_bound"]
-    assert ratios["in_flight_vs_sync_1_of_4"] > 1.2
-    assert ratios["in_flight_vs_sync_4"] > 0.95
-    assert ratios["in_flight_vs_sync_4_one_by_one"] > 2.5
+    assert 0.98 < ratios["in_flight_vs_sync_1_virtual"] < 1.15 * ratios["in_flight_vs_sync_1_bound"]
+    assert ratios["in_flight_vs_sync_1_of_4_virtual"] > 1.2
+    assert ratios["in_flight_vs_sync_4_virtual"] > 0.95
+    assert ratios["in_flight_vs_sync_4_one_by_one_virtual"] > 2.5
 
 
 def test_low_acceptance_is_never_slower_than_plain_decoding(ratios: dict[str, float]) -> None:
-    assert ratios["low_acceptance_vs_plain"] > 0.98
+    assert ratios["low_acceptance_vs_plain_virtual"] > 0.98
     never = decode(FOUR, as_measured(1), 60, alpha=0.0) * FOUR.traversal_s(1)
     assert never > 0.9  # a draft that is never right costs its first trials
+
+
+@pytest.mark.system
+def test_processes_are_as_fast_as_virtual_time_says() -> None:
+    """On a quiet machine within a few per cent. Here others compute, too, so stages may take longer."""
+    with four_stages(ShardPlan(stage_ms=20.0)) as decode_really:
+        for way in ways():
+            if way.mode == PLAIN or (way.mode, way.scene) == (IN_FLIGHT, HIGH):
+                num_tokens = 4 if way.mode == PLAIN else 24
+                assert 0.75 < decode_really(way, num_tokens) / decode_virtually(way, num_tokens) < 1.1

@@ -9,9 +9,10 @@ from starspec.cli.measuring import Quick, measuring, publish
 
 @bound
 def shard(quick: Quick = False, json_file: JsonFile = None) -> None:
-    """Compare plain, synchronous and in-flight decoding of a target in stages: in virtual time, on modelled links.
+    """Compare plain, synchronous and in-flight decoding of a target in stages, on modelled links.
 
-    Any machine gives the same figures. DSD's equations are printed beside them.
+    It does so in virtual time, where any machine gives the same figures, and by processes and sockets whose layers
+    sleep. DSD's equations are printed beside them.
     """
     with measuring("bench shard", "ways to decode") as bar:
         from starspec.bench.shard.synthetic import QUICK, ShardPlan, blocks, measure_shard  # noqa: PLC0415 (torch)

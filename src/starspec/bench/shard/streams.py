@@ -1,15 +1,16 @@
-"""Sequences that decode behind a virtual pipe, with a draft beside the coordinator, and windows in flight."""
+"""Sequences that decode behind a pipe, with a modelled draft beside the coordinator, and windows in flight."""
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from math import inf
 from typing import Final
 
-from starspec.bench.shard.virtual_pipe import VOCAB, VirtualPipe, true_token
+from starspec.bench.shard.modelled_stage import VOCAB, true_token
+from starspec.errors import PeerLost
 from starspec.models.runner import Segment
 from starspec.policy.pipe_depth import PipePlan
 from starspec.sampling.counts import TokenCounts
@@ -52,7 +53,11 @@ class Stream:
 class Streams:
     """Several sequences behind one coordinator.
 
+    Which draft tokens are the target's depends on seed, row and position only, and not on when they are drafted: so
+    two runs can be compared whose windows differ in time.
+
     Args:
+        clock: seconds; those of the verifier.
         plan: asked before each window.
         alpha: probability that a draft token is the target's, if those before it are.
         draft_s: of one draft token of one sequence; those of a batch are drafted together.
@@ -60,7 +65,7 @@ class Streams:
 
     def __init__(
         self,
-        pipe: VirtualPipe,
+        clock: Callable[[], float],
         verifier: RemoteVerifier,
         num_streams: int,
         plan: Callable[[], PipePlan],
@@ -70,28 +75,32 @@ class Streams:
         seed: int = 0,
     ) -> None:
         self.num_verified = self.num_accepted = 0  # draft tokens that were judged, up to the first refused one
-        self._pipe = pipe
+        self._clock = clock
         self._verifier = verifier
         self._plan = plan
         self._alpha = alpha
         self._draft_s = draft_s
-        self._rng = random.Random(seed)  # noqa: S311 (a simulation)
+        self._seed = seed
         self._streams = [Stream(verifier.cache.lease()) for _ in range(num_streams)]
         self._in_flight: dict[Ticket, list[_Flight]] = {}
 
     def run(self, num_tokens: int) -> float:
-        """Decode until each sequence has so many tokens. Returns: tokens a second of all."""
-        started_s = self._pipe.now
+        """Decode until each sequence has so many tokens.
+
+        Returns: tokens a second of all.
+        Raises: PeerLost if a stage is gone.
+        """
+        started_s = self._clock()
         while any(each.length <= num_tokens for each in self._streams):
             plan = self._plan()
-            ready = [each for each in self._streams if self._may_launch(each, plan) and each.ready_s <= self._pipe.now]
+            ready = [each for each in self._streams if self._may_launch(each, plan) and each.ready_s <= self._clock()]
             if ready:
                 self._launch(ready, plan)
                 continue
             next_s = min((each.ready_s for each in self._streams if self._may_launch(each, plan)), default=inf)
-            self._poll(min(next_s - self._pipe.now, 1e6))
+            self._poll(min(next_s - self._clock(), 1e6))
         total = sum(each.length - 1 for each in self._streams)
-        return total / (self._pipe.now - started_s)
+        return total / (self._clock() - started_s)
 
     def _may_launch(self, stream: Stream, plan: PipePlan) -> bool:
         return len(stream.flights) < plan.depth
@@ -103,23 +112,26 @@ class Streams:
                 self._verifier.cache.commit(stream.row, range(len(stream.flights[-1].token_ids)))
             front = stream.front
             root = stream.flights[-1].guess if stream.flights else stream.last
-            draft = [self._guess(front + index) for index in range(plan.num_draft_tokens)]
-            flight = _Flight(stream, (root, *draft), self._guess(front + plan.num_draft_tokens))
+            draft = [self._guess(stream.row, front + index) for index in range(plan.num_draft_tokens)]
+            flight = _Flight(stream, (root, *draft), self._guess(stream.row, front + plan.num_draft_tokens))
             segment = Segment(stream.row, flight.token_ids, len(flight.token_ids))
             windows.append(Window(segment, Judge(GREEDY, DraftTree.chain(draft), front, NOTHING_COUNTED)))
             flights.append(flight)
         self._in_flight[self._verifier.launch(windows)] = flights
         for flight in flights:
             flight.stream.flights.append(flight)
-            flight.stream.ready_s = self._pipe.now + max(plan.interval_s, self._draft_s * len(flight.token_ids))
+            flight.stream.ready_s = self._clock() + max(plan.interval_s, self._draft_s * len(flight.token_ids))
 
-    def _guess(self, position: int) -> int:
+    def _guess(self, row: int, position: int) -> int:
         truth = true_token(position)
-        return truth if self._rng.random() < self._alpha else (truth + 1) % VOCAB
+        drawn = blake2b(f"{self._seed} {row} {position}".encode(), digest_size=8).digest()
+        is_right = int.from_bytes(drawn) < self._alpha * 2**64
+        return truth if is_right else (truth + 1) % VOCAB
 
     def _poll(self, timeout_s: float) -> None:
         for landed in self._verifier.poll(timeout_s):
-            assert not isinstance(landed, Lost)
+            if isinstance(landed, Lost):
+                raise PeerLost(landed.reason)
             flights = self._in_flight.pop(landed.ticket)
             for flight, verdict in zip(flights, landed.verdicts, strict=True):
                 self._land(flight, verdict)
@@ -144,4 +156,4 @@ class Streams:
             self._verifier.cache.truncate(stream.row, stream.length - 1)
         plan = self._plan()
         if not goes_on or plan.depth == 1:  # the draft begins behind the target's own token
-            stream.ready_s = self._pipe.now + self._draft_s * plan.num_draft_tokens
+            stream.ready_s = self._clock() + self._draft_s * plan.num_draft_tokens

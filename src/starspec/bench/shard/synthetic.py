@@ -1,15 +1,19 @@
-"""`starspec bench shard`: plain, synchronous and in flight, in virtual time, beside DSD's equations and ours.
+"""`starspec bench shard`: plain, synchronous and in flight, in virtual time and by processes, beside DSD's equations.
 
-The coordinator, the stages' protocol and the last stage's verdicts are the real ones. Only computing and links are
-modelled. Times are in units of t_0, the time of one stage's forward.
+The coordinator, the stages' protocol and the last stage's verdicts are the real ones. In virtual time computing and
+links are modelled. The processes have sockets, and a lab's links; only their computing is modelled: they sleep. Times
+are in units of t_0, the time of one stage's forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+from starspec.bench.shard.real_pipe import coordinator, real_stages
 from starspec.bench.shard.streams import Streams
 from starspec.bench.shard.virtual_pipe import VirtualPipe
 from starspec.harness.provenance import collect_provenance
@@ -23,9 +27,13 @@ LINKS: Final = (0.0, 3.0, 5.0, 10.0)  # t_0
 NUM_ACCEPTED: Final = 4  # k of equations 3 to 5
 HUMAN_EVAL: Final = 3.86  # DSD's Table 2: average length, of gamma 8, N = 4
 TABLE_2: Final = 2.56  # and its speedup, with relaxed verification
+MAX_STREAMS: Final = 4
 LONGEST: Final = 8  # draft tokens of a window
 DRAFT_S: Final = 0.1  # a draft token, in t_0
-FOUR: Final = Pipeline.even(4, StageTime(one_s=1.0), 5.0)
+LINK: Final = 5.0  # one way, in t_0
+FOUR: Final = Pipeline.even(4, StageTime(one_s=1.0), LINK)
+AS_TABLE_2, HIGH, LOW = "3.86 tokens a round", "acceptance 0.8", "acceptance 0.3"  # scenes
+PLAIN, SYNCHRONOUS, SYNCHRONOUS_4, IN_FLIGHT = "plain", "synchronous", "synchronous, 4 draft tokens", "in flight"
 Planning = Callable[[PipeTimes, Streams], PipePlan]
 
 
@@ -33,11 +41,16 @@ Planning = Callable[[PipeTimes, Streams], PipePlan]
 class ShardPlan:
     """How much is decoded."""
 
-    num_tokens: int = 10_000  # of each sequence with drafts
+    num_tokens: int = 10_000  # of each sequence with drafts, in virtual time
     num_plain_tokens: int = 100  # without: each takes as long as the others
+    num_real_tokens: int = 160  # of each sequence with drafts, by processes
+    num_real_plain_tokens: int = 20
+    stage_ms: float = 10.0  # t_0 of the processes
 
 
-QUICK: Final = ShardPlan(num_tokens=1500, num_plain_tokens=20)
+QUICK: Final = ShardPlan(
+    num_tokens=1500, num_plain_tokens=20, num_real_tokens=40, num_real_plain_tokens=6, stage_ms=5.0
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +74,28 @@ class ModeRow:
     scene: str
     mode: str
     num_streams: int
-    speed: float  # of all streams
+    speed: float  # of all streams, in virtual time
+    real_speed: float  # of processes behind a lab's links
+    predicted_speed: float  # in virtual time, of as few tokens
+
+    @property
+    def difference(self) -> float:
+        """Of the processes from their prediction."""
+        return self.real_speed / self.predicted_speed - 1.0
+
+
+class Way(NamedTuple):
+    """What is decoded, and how."""
+
+    scene: str
+    mode: str
+    num_streams: int
+    alpha: float
+    planning: Callable[[float], Planning]  # with t_0 in seconds
+
+
+Decode = Callable[[Way, int], float]
+"""(way, tokens of each stream) -> tokens of all streams in a time of t_0."""
 
 
 def decode(
@@ -74,14 +108,43 @@ def decode(
     draft_s: float = DRAFT_S,
 ) -> float:
     """Tokens a second of all streams, in virtual time."""
-    pipe = VirtualPipe(pipeline, num_streams, num_tokens + (MAX_DEPTH + 2) * (LONGEST + 1))
+    pipe = VirtualPipe(pipeline, num_streams, _max_len(num_tokens))
     verifier = pipe.verifier(None)
 
     def plan() -> PipePlan:
         return planning(verifier.traversals, streams)
 
-    streams = Streams(pipe, verifier, num_streams, plan, alpha=alpha, draft_s=draft_s)
+    streams = Streams(pipe.clock, verifier, num_streams, plan, alpha=alpha, draft_s=draft_s)
     return streams.run(num_tokens)
+
+
+@contextmanager
+def four_stages(plan: ShardPlan) -> Iterator[Decode]:
+    """Four stages as processes. Yields: as `decode`, of a way and so many tokens. Raises: as real_stages."""
+    stage_s, max_len = plan.stage_ms / 1e3, _max_len(max(plan.num_real_tokens, plan.num_real_plain_tokens))
+
+    with real_stages(_four(stage_s), MAX_STREAMS, max_len) as endpoints:
+
+        def decode_really(way: Way, num_tokens: int) -> float:
+            planning = way.planning(stage_s)
+
+            def plan() -> PipePlan:
+                return planning(verifier.traversals, streams)
+
+            with coordinator(endpoints, max_len) as verifier:
+                draft_s = DRAFT_S * stage_s
+                streams = Streams(time.monotonic, verifier, way.num_streams, plan, alpha=way.alpha, draft_s=draft_s)
+                return streams.run(num_tokens) * stage_s
+
+        yield decode_really
+
+
+def _max_len(num_tokens: int) -> int:
+    return num_tokens + (MAX_DEPTH + 2) * (LONGEST + 1)
+
+
+def _four(stage_s: float) -> Pipeline:
+    return Pipeline.even(4, StageTime(one_s=stage_s), LINK * stage_s)
 
 
 def always(num_draft_tokens: int, depth: int = 1) -> Planning:
@@ -89,12 +152,12 @@ def always(num_draft_tokens: int, depth: int = 1) -> Planning:
     return lambda _times, _streams: PipePlan(num_draft_tokens, depth)
 
 
-def as_measured(num_streams: int) -> Planning:
+def as_measured(num_streams: int, stage_s: float = 1.0) -> Planning:
     """What the measured traversals and acceptance say."""
 
     def planning(times: PipeTimes, streams: Streams) -> PipePlan:
         alpha = min(0.99, (1 + streams.num_accepted) / (2 + streams.num_verified))
-        return plan_windows(times.pipeline, alpha, DRAFT_S, LONGEST, MAX_DEPTH, num_streams)
+        return plan_windows(times.pipeline, alpha, DRAFT_S * stage_s, LONGEST, MAX_DEPTH, num_streams)
 
     return planning
 
@@ -138,54 +201,80 @@ def best_length(alpha: float) -> int:
     return max(range(LONGEST + 1), key=lambda each: FOUR.tokens_per_s(alpha, each, 1, each * DRAFT_S))
 
 
-def measure_modes(plan: ShardPlan, advance: Callable[[str], None]) -> list[ModeRow]:
-    """All ways of all scenes. Args: advance: called with each that is done."""
+def ways() -> list[Way]:
+    """All ways to decode."""
     as_table_2 = alpha_of(HUMAN_EVAL, LONGEST)
     best = best_length(0.8)
-    ways: list[tuple[str, str, int, float, Planning]] = [
-        ("3.86 tokens a round", "plain", 1, 0.0, always(0)),
-        ("3.86 tokens a round", "synchronous", 1, as_table_2, always(LONGEST)),
-        ("acceptance 0.8", "synchronous", 1, 0.8, always(best)),
-        ("acceptance 0.8", "synchronous, 4 draft tokens", 1, 0.8, always(4)),
-        ("acceptance 0.8", "in flight", 1, 0.8, as_measured(1)),
-        ("acceptance 0.8", "synchronous", 4, 0.8, always(best)),
-        ("acceptance 0.8", "in flight", 4, 0.8, as_measured(4)),
-        ("acceptance 0.3", "in flight", 1, 0.3, as_measured(1)),
+    return [
+        Way(AS_TABLE_2, PLAIN, 1, 0.0, lambda _: always(0)),
+        Way(AS_TABLE_2, SYNCHRONOUS, 1, as_table_2, lambda _: always(LONGEST)),
+        Way(HIGH, SYNCHRONOUS, 1, 0.8, lambda _: always(best)),
+        Way(HIGH, SYNCHRONOUS_4, 1, 0.8, lambda _: always(4)),
+        Way(HIGH, IN_FLIGHT, 1, 0.8, lambda stage_s: as_measured(1, stage_s)),
+        Way(HIGH, SYNCHRONOUS, 4, 0.8, lambda _: always(best)),
+        Way(HIGH, IN_FLIGHT, 4, 0.8, lambda stage_s: as_measured(4, stage_s)),
+        Way(LOW, IN_FLIGHT, 1, 0.3, lambda stage_s: as_measured(1, stage_s)),
     ]
+
+
+def measure_modes(plan: ShardPlan, advance: Callable[[str], None]) -> list[ModeRow]:
+    """All ways to decode. Args: advance: called with each before it begins. Raises: as real_stages."""
     rows = []
-    for scene, mode, num_streams, alpha, planning in ways:
-        num_tokens = plan.num_plain_tokens if mode == "plain" else plan.num_tokens
-        speed = decode(FOUR, planning, num_tokens, alpha=alpha, num_streams=num_streams) * FOUR.traversal_s(1)
-        rows.append(ModeRow(scene=scene, mode=mode, num_streams=num_streams, speed=speed))
-        advance(f"{scene}, {mode}, {num_streams} streams")
+    with four_stages(plan) as decode_really:
+        for way in ways():
+            advance(f"{way.scene}, {way.mode}, {way.num_streams} streams")
+            is_plain = way.mode == PLAIN
+            num_real = plan.num_real_plain_tokens if is_plain else plan.num_real_tokens
+            num_virtual = plan.num_plain_tokens if is_plain else plan.num_tokens
+            rows.append(
+                ModeRow(
+                    scene=way.scene,
+                    mode=way.mode,
+                    num_streams=way.num_streams,
+                    speed=decode_virtually(way, num_virtual) * FOUR.traversal_s(1),
+                    real_speed=decode_really(way, num_real) * FOUR.traversal_s(1),
+                    predicted_speed=decode_virtually(way, num_real) * FOUR.traversal_s(1),
+                )
+            )
     return rows
 
 
+def decode_virtually(way: Way, num_tokens: int) -> float:
+    """As `decode`, of four stages."""
+    return decode(FOUR, way.planning(1.0), num_tokens, alpha=way.alpha, num_streams=way.num_streams)
+
+
 def measure_shard(plan: ShardPlan, advance: Callable[[str], None]) -> Report:
-    """Everything in virtual time."""
+    """Everything, in virtual time and by processes. Raises: as real_stages."""
     rows = measure_modes(plan, advance)
-    return Report(collect_provenance(), rows, ratios_of(rows), {"synthetic": True, "equations": measure_equations()})
+    virtual = {f"{name}_virtual": ratio for name, ratio in ratios_of(rows, lambda row: row.speed).items()}
+    ratios = {**ratios_of(rows, lambda row: row.real_speed), **virtual, **bounds_of(rows)}
+    notes = {"synthetic": True, "stage_ms": plan.stage_ms, "equations": measure_equations()}
+    return Report(collect_provenance(), rows, ratios, notes)
 
 
-def ratios_of(rows: Sequence[ModeRow]) -> dict[str, float]:
-    """The figures to quote; `_bound` = what no depth and no length can exceed."""
-    speed = {(each.scene, each.mode, each.num_streams): each.speed for each in rows}
-    plain = speed["3.86 tokens a round", "plain", 1]
-    ahead = speed["acceptance 0.8", "in flight", 1]
-    synchronous = speed["acceptance 0.8", "synchronous", 1]
-    together = speed["acceptance 0.8", "in flight", 4]
+def ratios_of(rows: Sequence[ModeRow], speed_of: Callable[[ModeRow], float]) -> dict[str, float]:
+    """The figures to quote."""
+    speed = {(each.scene, each.mode, each.num_streams): speed_of(each) for each in rows}
+    plain, synchronous = speed[AS_TABLE_2, PLAIN, 1], speed[HIGH, SYNCHRONOUS, 1]
     return {
-        "sync_vs_plain": speed["3.86 tokens a round", "synchronous", 1] / plain,
+        "sync_vs_plain": speed[AS_TABLE_2, SYNCHRONOUS, 1] / plain,
+        "in_flight_vs_sync_1": speed[HIGH, IN_FLIGHT, 1] / synchronous,
+        "in_flight_vs_sync_1_of_4": speed[HIGH, IN_FLIGHT, 1] / speed[HIGH, SYNCHRONOUS_4, 1],
+        "in_flight_vs_sync_4": speed[HIGH, IN_FLIGHT, 4] / speed[HIGH, SYNCHRONOUS, 4],
+        "in_flight_vs_sync_4_one_by_one": speed[HIGH, IN_FLIGHT, 4] / synchronous,
+        "low_acceptance_vs_plain": speed[LOW, IN_FLIGHT, 1] / plain,
+    }
+
+
+def bounds_of(rows: Sequence[ModeRow]) -> dict[str, float]:
+    """What formulas say; `_bound` = what no depth and no length can exceed."""
+    [synchronous] = [each.speed for each in rows if (each.scene, each.mode, each.num_streams) == (HIGH, SYNCHRONOUS, 1)]
+    paper = PaperPipeline(num_nodes=4, compute_s=1.0, link_s=LINK)
+    return {
         "sync_vs_plain_by_formula": FOUR.speedup(HUMAN_EVAL, LONGEST, LONGEST * DRAFT_S),
-        "sync_vs_plain_by_equation_9": PaperPipeline(num_nodes=4, compute_s=1.0, link_s=5.0).speedup(
-            HUMAN_EVAL, LONGEST
-        ),
-        "in_flight_vs_sync_1": ahead / synchronous,
+        "sync_vs_plain_by_equation_9": paper.speedup(HUMAN_EVAL, LONGEST),
         "in_flight_vs_sync_1_bound": FOUR.most_tokens_per_s(0.8) * FOUR.traversal_s(1) / synchronous,
-        "in_flight_vs_sync_1_of_4": ahead / speed["acceptance 0.8", "synchronous, 4 draft tokens", 1],
-        "in_flight_vs_sync_4": together / speed["acceptance 0.8", "synchronous", 4],
-        "in_flight_vs_sync_4_one_by_one": together / synchronous,
-        "low_acceptance_vs_plain": speed["acceptance 0.3", "in flight", 1] / plain,
     }
 
 
@@ -207,12 +296,16 @@ def blocks(report: Report) -> list[Block]:
         section="num_nodes",
     )
     modes = Table(
-        f"four stages, links of 5 t_0, a draft token takes {DRAFT_S:g} t_0",
+        f"four stages, links of {LINK:g} t_0, drafts of {DRAFT_S:g} t_0 a token; tokens a traversal in virtual time, "
+        f"by processes (t_0 = {report.notes['stage_ms']:g} ms) and of as few tokens in virtual time",
         [
             Column("scene", "scene"),
             Column("decoding", "mode", is_text=True),
             Column("streams", "num_streams"),
-            Column("tokens a traversal", "speed", ".2f"),
+            Column("virtual", "speed", ".2f"),
+            Column("processes", "real_speed", ".2f"),
+            Column("predicted", "predicted_speed", ".2f"),
+            Column("difference", "difference", "+.1%"),
         ],
         report.rows,
         section="scene",

@@ -1,7 +1,4 @@
-"""Stages, links and a coordinator in virtual time: the messages and decisions are real, and computing takes no time.
-
-The tokens of a sequence are a function of the position, so a draft is as good as it is told to be.
-"""
+"""Stages, links and a coordinator in virtual time: the messages and decisions are real, and computing takes no time."""
 
 from __future__ import annotations
 
@@ -9,16 +6,13 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
-import torch
-from torch import Tensor
-
-from starspec.cache.ragged import RaggedCache
+from starspec.bench.shard.modelled_stage import ModelledStage
 from starspec.ids import TargetId
 from starspec.models.layers import LayerRange
-from starspec.models.runner import ForwardOutput, ModelInfo, Segment
-from starspec.policy.traversal import Pipeline, StageTime
+from starspec.policy.traversal import Pipeline
 from starspec.stages.attach import attach
 from starspec.stages.coordinator import RemoteVerifier
 from starspec.stages.frames import Frame
@@ -26,51 +20,7 @@ from starspec.stages.membership import StageTimes
 from starspec.stages.worker import StageWorker
 from starspec.wire.messages import CoordinatorToStage, StageToCoordinator
 
-VOCAB: Final = 16
-COORDINATOR: Final = -1
 MAX_PATIENCE_S: Final = 1e6
-
-
-def true_token(position: int) -> int:
-    """What the target emits at a position, whatever the sequence."""
-    return (position * position + 3 * position) % VOCAB
-
-
-class VirtualStage:
-    """Implements Stage. A forward takes the time that it is told to take, on the stage's own clock.
-
-    Args:
-        layers: of the model; here each stage has one.
-        time: of a forward.
-        num_rows: of the cache.
-        max_len: positions of a row.
-    """
-
-    def __init__(self, layers: LayerRange, time: StageTime, num_rows: int, max_len: int) -> None:
-        self.layers = layers
-        self.cache = RaggedCache(1, num_rows, max_len, 1, 1)
-        self.info = ModelInfo("virtual", VOCAB, max_len, 1, 1, (), layers.num_layers, 1, fingerprint="virtual")
-        self.free_s = 0.0  # when it has computed all that it was given
-        self._time = time
-
-    def forward(
-        self, segments: Sequence[Segment], feature_layers: Sequence[int] = (), *, hidden: Tensor | None = None
-    ) -> ForwardOutput:
-        assert not feature_layers
-        num_tokens = sum(len(each.token_ids) for each in segments)
-        self.free_s += self._time.forward_s(num_tokens)
-        wanted = [
-            self.cache.lengths[each.row] + index + 1
-            for each in segments
-            for index in range(len(each.token_ids) - each.num_logits, len(each.token_ids))
-        ]
-        states = torch.zeros(num_tokens, 1) if hidden is None else hidden
-        if not self.layers.is_last:
-            return ForwardOutput(torch.empty(0, VOCAB), None, states)
-        logits = torch.zeros(len(wanted), VOCAB)
-        for row, position in enumerate(wanted):
-            logits[row, true_token(position)] = 1.0
-        return ForwardOutput(logits)
 
 
 class VirtualPipe:
@@ -83,11 +33,14 @@ class VirtualPipe:
     def __init__(self, pipeline: Pipeline, num_rows: int, max_len: int) -> None:
         self.now = 0.0
         num_stages = len(pipeline.stages)
+        self._free_s = [0.0] * num_stages  # when each has computed all that it was given
         self._runners = [
-            VirtualStage(LayerRange(index, index + 1, num_stages), time, num_rows, max_len)
+            ModelledStage(
+                LayerRange(index, index + 1, num_stages), time, partial(self._spend, index), num_rows, max_len
+            )
             for index, time in enumerate(pipeline.stages)
         ]
-        self._workers = [StageWorker(each, self._clock_of(each)) for each in self._runners]
+        self._workers = [StageWorker(each, partial(self._clock_of, index)) for index, each in enumerate(self._runners)]
         self._hops_s = [0.0, *pipeline.hops_s]
         self._return_s = pipeline.return_s
         self._queues: list[deque[Sequence[bytes | memoryview]]] = [deque() for _ in self._runners]
@@ -137,10 +90,10 @@ class VirtualPipe:
 
     def _work(self, stage: int) -> None:
         """Compute the next frame, if the stage is idle and there is one."""
-        runner, queue = self._runners[stage], self._queues[stage]
-        if not queue or runner.free_s > self.now:
+        queue = self._queues[stage]
+        if not queue or self._free_s[stage] > self.now:
             return
-        runner.free_s = self.now
+        self._free_s[stage] = self.now
         done = self._workers[stage].take(queue.popleft())
 
         def deliver() -> None:
@@ -150,10 +103,13 @@ class VirtualPipe:
                 self._at(self.now + self._return_s, lambda: self._answers.append((stage, done)))
             self._work(stage)
 
-        self._at(runner.free_s, deliver)
+        self._at(self._free_s[stage], deliver)
 
-    def _clock_of(self, runner: VirtualStage) -> Callable[[], float]:
-        return lambda: max(self.now, runner.free_s)
+    def _spend(self, stage: int, seconds: float) -> None:
+        self._free_s[stage] += seconds
+
+    def _clock_of(self, stage: int) -> float:
+        return max(self.now, self._free_s[stage])
 
     def _at(self, at_s: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (at_s, next(self._numbers), happen))

@@ -1,0 +1,15 @@
+"""What a coordinator hears from a stage, or about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starspec.wire.messages import StageToCoordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The connection was made, and is no more. It is being made anew; what is sent meanwhile is dropped."""
+
+
+FromStage = StageToCoordinator | Broken
