@@ -108,3 +108,8 @@ def test_more_nodes_than_can_be_tried_in_all_orders_are_refused():
     nodes = [Node(f"n{index}", 10_000, 1.0) for index in range(MAX_NODES + 1)]
     with pytest.raises(ConfigError, match="8 nodes are too many to plan for: give at most 7"):
         plan_stages(MODEL, nodes, lambda *_: 0.0, depth=1)
+
+
+def test_a_machine_whose_layers_take_no_time_is_refused() -> None:
+    with pytest.raises(ConfigError, match="machine b takes 0 ms for a layer"):
+        plan_stages(MODEL, [Node("a", 2000, 1.0), Node("b", 2000, 0.0)], lambda *_: 0.0, 1)

@@ -6,6 +6,7 @@ from starspec.ids import PipeEpoch, TargetId
 from starspec.stages.attach import Pipe
 from starspec.stages.membership import Membership, StageTimes
 from starspec.wire.messages import Attach, Attached, Gap, Refused
+from starspec.wire.stage_news import Broken
 
 TIMES = StageTimes(seen_within_s=2.0, wait_s=10.0)
 FIRST, LAST, SPARE = range(3)
@@ -33,6 +34,25 @@ def test_a_pipe_is_up_again_when_all_positions_are_attached() -> None:
     members.hear(LAST, stage(1, members.epoch), 0.3)
     assert members.judge(0.3)
     assert members.is_up
+
+
+def test_a_connection_that_breaks_is_a_stage_that_is_gone_and_a_spare_is_asked_at_once() -> None:
+    pipe = Pipe(("first", "last"), (stage(0, 1), stage(1, 1)), PipeEpoch(1), 9.0, TargetId("t"))
+    members = Membership(pipe, ["spare"], TIMES, 0.0)
+    members.hear(SPARE, stage(1, 1), 0.1)
+    members.hear(LAST, Broken(), 0.2)
+    assert members.reason == "the connection to stage last broke"
+    attached = {index: message for index, message in members.due(0.2) if isinstance(message, Attach)}
+    assert attached[FIRST].next == "spare"
+    assert attached[SPARE].pipe_epoch == attached[FIRST].pipe_epoch > 1
+
+
+def test_a_connection_that_breaks_while_stages_are_attached_ends_the_attempt() -> None:
+    members = broken()
+    members.hear(FIRST, Broken(), 0.2)
+    members.hear(LAST, stage(1, members.epoch), 0.3)
+    assert not members.judge(0.3)
+    assert members.reason == "the connection to stage first broke"
 
 
 def test_a_spare_that_refuses_does_not_end_an_attempt_without_it() -> None:

@@ -17,8 +17,10 @@ from toy_stages import VOCAB, ToyStage, plain, toy_stages
 
 from starspec.audit import AuditLog
 from starspec.config import StageConfig
+from starspec.config.lab import LabLink
 from starspec.errors import ConfigError, PeerLost
 from starspec.ids import PipeEpoch, RowEpoch, RowLease, TargetId
+from starspec.lab import LabThread
 from starspec.log_limit import LINES
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree
@@ -39,6 +41,7 @@ LAW = Law(SamplingSpec(temperature=0.8, seed=3, repetition_penalty=1.1), None, 2
 PROMPTS = ([1, 2, 3], [5], [7, 8, 9, 10, 11, 12], [3, 3])
 WAIT_S = 10.0
 IMPATIENT = StageTimes(seen_within_s=0.5)
+PATIENT_S = 6.0
 
 
 class Running(NamedTuple):
@@ -214,6 +217,48 @@ def test_a_stage_that_ends_is_attached_again_when_it_is_back_and_tokens_stay_the
             driver.decode_all()
     assert verifier.num_losses > 0
     assert sequence.token_ids == plain(3, PROMPTS[0], LAW.sampling, 40)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_spare_takes_the_place_of_a_stage_that_ends_before_anybody_could_call_it_silent(lost: int) -> None:
+    spares = [toy_stages(2)[lost]]
+    times = StageTimes(seen_within_s=PATIENT_S)
+    with (
+        serving(toy_stages(2)) as servers,
+        serving(spares) as others,
+        capture_logs() as logs,
+        pipe_of(addresses(servers), spares=addresses(others), times=times) as verifier,
+    ):
+        driver = Driver(verifier, no_draft)
+        sequence = driver.begin(PROMPTS[0], LAW, 40)
+        while sum(each["event"] == "attached" for each in logs) < 3:  # then the spare is known
+            driver.poll(0.05)
+        driver.launch([sequence])
+        servers[lost].end()
+        ended_s = time.monotonic()
+        driver.decode_all()
+        assert time.monotonic() - ended_s < PATIENT_S / 2
+    assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 40)
+
+
+def test_a_cut_between_two_stages_is_seen_as_soon_as_a_silent_stage() -> None:
+    first, last = toy_stages(2)
+    with ExitStack() as stack:
+        [behind] = stack.enter_context(serving([last]))
+        lab = stack.enter_context(LabThread(LabLink(to=behind.address, listen="0")))
+        [before] = stack.enter_context(serving([first], next=lab.endpoint(), silence_s=0.5))
+        verifier = stack.enter_context(pipe_of(addresses([before, behind])))
+        driver = Driver(verifier, no_draft)
+        sequence = driver.begin(PROMPTS[0], LAW, 40)
+        driver.poll(0.1)
+        lab.partition()
+        cut_s = time.monotonic()
+        while verifier.num_losses == 0:
+            driver.poll(0.1)
+        assert time.monotonic() - cut_s < 2.0
+        lab.heal()
+        driver.decode_all()
+    assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 40)
 
 
 class SlowStage(ToyStage):

@@ -1,6 +1,7 @@
 """A target in stages: real processes and sockets, a tiny model. Its tokens are those of the model that is not cut.
 
-So they are while a stage is killed or stopped in the middle of answers. Without anybody in its place, requests end.
+So they are while a stage is killed, stopped or cut off in the middle of answers, also behind keys. Without anybody in
+its place, requests end.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,14 +18,17 @@ import pytest
 import zmq
 
 from stages import config_of, saved
+from starspec.config.lab import LabLink
 from starspec.engine.drafts import NoDrafts
 from starspec.harness.decode import Job, decode, make_engine
 from starspec.harness.servers import StarspecServer, free_port
 from starspec.ids import RequestId
+from starspec.lab import LabThread
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
+from starspec.wire.keys import generate_keys, load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, EngineOutput, Rejected, Submit, TargetStatus, TargetToGateway
 from starspec.wire.transports.sockets import Context, make_socket
 
@@ -50,13 +54,17 @@ JOBS = [
 class Star:
     """Stages and a hub, to which one target after another can be started."""
 
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
+    def __init__(
+        self, stack: ExitStack, folder: Path, layers: Mapping[str, str] = LAYERS, keys: Path | None = None
+    ) -> None:
         self._stack = stack
+        self._keys = keys
+        self._links = () if keys is None else ("--keys", str(keys))
         self._model = ("--model", str(folder), *MODEL)
         port = free_port()
-        self.hub = self.start("draft", "--draft", str(folder), *MODEL, "--port", str(port))
+        self.hub = self.start("draft", "--draft", str(folder), *MODEL, "--port", str(port), *self._links)
         self.drafts = ("--hub", f"tcp://127.0.0.1:{port}", "--speculative-config", DRAFTING)
-        self.stages = {name: self._stage(layers, "tcp://127.0.0.1:0") for name, layers in LAYERS.items()}
+        self.stages = {name: self.stage(each) for name, each in layers.items()}
         self.endpoints = {name: stage.wait_ready() for name, stage in self.stages.items()}
         self.hub.wait_ready()
 
@@ -65,19 +73,19 @@ class Star:
         self._stack.callback(server.end)
         return server
 
-    def _stage(self, layers: str, endpoint: str) -> StarspecServer:
-        return self.start("stage", *self._model, "--layers", layers, "--listen", endpoint)
+    def stage(self, layers: str, *options: str, endpoint: str = "tcp://127.0.0.1:0") -> StarspecServer:
+        return self.start("stage", *self._model, "--layers", layers, "--listen", endpoint, *self._links, *options)
 
     def target(self, *names: str, options: Sequence[str] = ()) -> StarspecServer:
         stages = ("--stages", ",".join(self.endpoints[each] for each in names))
         usual = ("--port", "0", "--name", "cut", "--lease", "300")  # the clients here say nothing while they wait
-        return self.start("target", *self._model, *usual, *stages, *options, *self.drafts)
+        return self.start("target", *self._model, *usual, *stages, *options, *self.drafts, *self._links)
 
     @contextmanager
     def client(self, *names: str, options: Sequence[str] = ()) -> Iterator[Client]:
         """Of a new target with these stages, which ends behind the block."""
         target = self.target(*names, options=options)
-        client = Client(target)
+        client = Client(target, self._keys)
         try:
             yield client
         finally:
@@ -86,7 +94,7 @@ class Star:
 
     def restart(self, name: str) -> None:
         """A stage that was killed is started again at its address."""
-        self.stages[name] = self._stage(LAYERS[name], self.endpoints[name])
+        self.stages[name] = self.stage(LAYERS[name], endpoint=self.endpoints[name])
 
 
 @dataclass
@@ -111,13 +119,17 @@ class Answer:
 class Client:
     """A gateway that asks one target."""
 
-    def __init__(self, target: StarspecServer) -> None:
+    def __init__(self, target: StarspecServer, keys: Path | None = None) -> None:
         self.target = target
         self.got: dict[str, Answer] = {}
         self._status: TargetStatus | None = None
         self._context = Context()
         self._socket = make_socket(self._context, zmq.DEALER, MAX_FRAME_BYTES)
         self._socket.immediate = False
+        if keys is not None:
+            own = load_keys(keys, "gateway")
+            assert own is not None
+            own.secure_client(self._socket, own.public_key_of("target"))
         self._socket.connect(target.wait_ready())
         self._decoder: Decoder[TargetToGateway] = Decoder(TargetToGateway)
 
@@ -230,6 +242,41 @@ def test_a_stage_that_is_killed_and_started_again_goes_on_with_the_same_tokens(
         star.restart(name)
         assert client.whole_answers() == expected
         assert "the stages are attached anew" in client.target.output()
+
+
+@pytest.mark.parametrize("cut", ["between the stages", "before the target"])
+def test_a_stage_that_a_partition_cuts_off_goes_on_with_the_same_tokens_when_the_link_is_whole(
+    star: Star, expected: dict[str, list[int]], cut: str
+) -> None:
+    with LabThread(LabLink(to=star.endpoints["last half"])) as lab, ExitStack() as stack:
+        is_between = cut == "between the stages"
+        first = star.stage("0:2", "--next", lab.endpoint() if is_between else star.endpoints["last half"])
+        stack.callback(first.end)
+        star.endpoints |= {"told": first.wait_ready(), "last": lab.endpoint()}
+        last = "last half" if is_between else "last"
+        with star.client("told", last, options=("--stage-wait", str(LIMIT_S))) as client:
+            begin(client)
+            lab.partition()
+            cut_s = time.monotonic()
+            why = "is gone" if is_between else f"stage {lab.endpoint()} does not answer"
+            client.wait(lambda: why in client.target.output())
+            assert time.monotonic() - cut_s < SEEN_WITHIN_S
+            lab.heal()
+            assert client.whole_answers() == expected
+
+
+def test_behind_keys_a_stage_that_is_killed_and_started_again_goes_on_with_the_same_tokens(
+    folder: Path, expected: dict[str, list[int]], tmp_path: Path
+) -> None:
+    generate_keys(tmp_path / "keys")
+    with ExitStack() as stack:
+        star = Star(stack, folder, {"first half": "0:2", "last half": "2:4"}, tmp_path / "keys")
+        with star.client("first half", "last half", options=("--stage-wait", str(LIMIT_S))) as client:
+            begin(client)
+            star.stages["last half"].end(signal.SIGKILL)
+            star.restart("last half")
+            assert client.whole_answers() == expected
+            assert "the stages are attached anew" in client.target.output()
 
 
 def test_a_spare_takes_the_place_of_a_stage_that_is_stopped(star: Star, expected: dict[str, list[int]]) -> None:

@@ -48,7 +48,7 @@ class StageConfig:
     keys: Keys = None
     insecure: Insecure = False
     audit_log: AuditLogFile = None
-    silence_s: Silence = 10.0  # of the next stage: answers wait behind hidden states. The target notices sooner
+    silence_s: Silence = 2.0  # of the next stage
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -63,8 +63,12 @@ def plan_stages(model: ModelSize, nodes: Sequence[Node], link_s: LinkSeconds, de
 
     Args:
         depth: windows in flight, at least 1.
-    Raises: ConfigError if the nodes cannot hold the model, or if there are too many nodes to try all orders.
+    Raises: ConfigError if the nodes cannot hold the model, a layer takes no time on one of them, or there are too many
+        nodes to try all orders.
     """
+    for each in nodes:
+        if not each.layer_s > 0.0:
+            raise ConfigError(f"machine {each.name} takes {1e3 * each.layer_s:g} ms for a layer: that must be above 0")
     if len(nodes) > MAX_NODES:
         raise ConfigError(f"{len(nodes)} nodes are too many to plan for: give at most {MAX_NODES}")
     best: StageCut | None = None

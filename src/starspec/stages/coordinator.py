@@ -30,10 +30,10 @@ from starspec.wire.messages import (
     Landing,
     Retract,
     RowLaw,
-    StageToCoordinator,
     Traversal,
     WindowHead,
 )
+from starspec.wire.stage_news import FromStage
 
 CHANGES_WAIT_S: Final = 1.0  # leases and frees travel alone if no launch takes them along
 STALLED: Final = 5  # times `seen_within_s`, and two round trips: so long nothing may land while no stage computes
@@ -230,7 +230,7 @@ class RemoteVerifier:
             self._give_up()
         return found
 
-    def _hear(self, member: int, message: StageToCoordinator, now: float) -> Landed | None:
+    def _hear(self, member: int, message: FromStage, now: float) -> Landed | None:
         self._members.hear(member, message, now)
         if isinstance(message, Alive) and message.is_busy:
             self._moved_s = now

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from starspec.wire.messages import CoordinatorToStage, StageToCoordinator
+from starspec.wire.messages import CoordinatorToStage
+from starspec.wire.stage_news import FromStage
 
 
 class PipeLink(Protocol):
@@ -19,8 +20,11 @@ class PipeLink(Protocol):
         """Send a traversal to the stage that is the first one now. Never waits."""
         ...
 
-    def receive(self, timeout_s: float) -> list[tuple[int, StageToCoordinator]]:
-        """What stages sent, each with its stage. Waits at most so long for the first, or for something else."""
+    def receive(self, timeout_s: float) -> Sequence[tuple[int, FromStage]]:
+        """What stages sent, or that the connection broke, each with its stage.
+
+        Waits at most so long for the first, or for something else.
+        """
         ...
 
     def close(self) -> None:

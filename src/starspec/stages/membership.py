@@ -30,8 +30,8 @@ from starspec.wire.messages import (
     Gap,
     Outdated,
     Refused,
-    StageToCoordinator,
 )
+from starspec.wire.stage_news import Broken, FromStage
 
 Addressed = tuple[int, CoordinatorToStage]
 """A message, and the member that gets it."""
@@ -148,8 +148,11 @@ class Membership:
                 member.leave()
         return told
 
-    def hear(self, index: int, message: StageToCoordinator, now: float) -> None:
-        """Note what a member has sent."""
+    def hear(self, index: int, message: FromStage, now: float) -> None:
+        """Note what a member has sent, or that its connection broke."""
+        if isinstance(message, Broken):
+            self._break(index, now)
+            return
         member = self.members[index]
         member.is_there = True
         if member.liveness is not None:
@@ -262,6 +265,16 @@ class Membership:
         self.chain, self.pipe_epoch = attempt.chain, attempt.epoch
         self.reason, self._down_s, self.has_given_up = None, inf, False
         return True
+
+    def _break(self, index: int, now: float) -> None:
+        """What was sent to it may be lost, and others may take its place at once."""
+        member = self.members[index]
+        member.lose()
+        reason = f"the connection to stage {member.name} broke"
+        if self._attempt is not None and index in self._attempt.chain:
+            self._fail(reason)
+        elif index in self.chain:
+            self.lose(reason, now)
 
     def _fail(self, reason: str) -> None:
         """The present attempt cannot succeed."""

@@ -24,8 +24,8 @@ from starspec.tracing import Tracer
 from starspec.wire.keys import Keys
 from starspec.wire.messages import Alive, Attach, Attached, Beat, Gap, Landing, Refused
 from starspec.wire.stage_session import StageState
+from starspec.wire.transports.next_stage import NextStage
 from starspec.wire.transports.sockets import GOODBYE_MS, endpoint_at
-from starspec.wire.transports.stage_connection import StageConnection
 from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES, StagePort
 
 TICK_S: Final = 0.1  # between looks at the lease and the connection to the next stage
@@ -71,7 +71,7 @@ class StageServer:
         self._inbox = StageInbox(port, "target" if runner.layers.is_first else "stage", self._answer_beat, clock)
         self._log_limit = LogLimit(clock)
         self._coordinator: PeerId | None = None
-        self._next: StageConnection | None = None
+        self._next: NextStage | None = None
         self._answer: Attached | None = None  # to be sent when the next stage is connected
         self._queue: deque[Sequence[Bytes]] = deque()  # traversals
         self._is_computing = False
@@ -163,9 +163,7 @@ class StageServer:
     def _link(self, endpoint: str) -> None:
         config = self._config
         try:
-            self._next = StageConnection(
-                self._port.context, endpoint, self._keys, config.insecure, config.silence_s, "this stage"
-            )
+            self._next = NextStage(self._port.context, endpoint, self._keys, config.insecure, config.silence_s)
         except ConfigError as error:
             self._refuse(str(error))
 

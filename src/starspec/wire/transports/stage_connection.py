@@ -72,6 +72,11 @@ class StageConnection:
             if problem is not None and not self._was_connected:
                 raise ConfigError(problem)
 
+    def take_break(self) -> bool:
+        """Whether it has broken since the last call."""
+        has_broken, self.has_broken = self.has_broken, False
+        return has_broken
+
     def send(self, frames: Sequence[bytes | memoryview]) -> bool:
         """Send without waiting. Returns: False if it is not connected, or if the stage does not read."""
         return self._socket.send(frames)

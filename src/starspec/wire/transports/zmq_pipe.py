@@ -12,6 +12,7 @@ from starspec.log_limit import LogLimit
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES, Decoder, encode
 from starspec.wire.keys import Keys
 from starspec.wire.messages import CoordinatorToStage, StageToCoordinator
+from starspec.wire.stage_news import Broken, FromStage
 from starspec.wire.transports.sockets import GOODBYE_MS, Context, Socket
 from starspec.wire.transports.stage_connection import StageConnection
 from starspec.wire.transports.waiting import Waiting
@@ -70,7 +71,7 @@ class ZmqPipe:
         """As PipeLink."""
         self._members[stage].send(parts)
 
-    def receive(self, timeout_s: float) -> list[tuple[int, StageToCoordinator]]:
+    def receive(self, timeout_s: float) -> list[tuple[int, FromStage]]:
         """As PipeLink; the wait also ends when something else arrives for which the target waits.
 
         Raises: ConfigError if a stage was never connected, and cannot be, for a reason that waiting does not change.
@@ -92,7 +93,7 @@ class ZmqPipe:
     def _sockets(self) -> Iterable[Socket]:
         return [socket for each in self._members for socket in each.sockets] if not self._is_closed else []
 
-    def _read(self) -> list[tuple[int, StageToCoordinator]]:
+    def _read(self) -> list[tuple[int, FromStage]]:
         for index, each in enumerate(self._members):
             self._check(index, each)
         return [(index, message) for index, each in enumerate(self._members) for message in self._read_one(each)]
@@ -106,8 +107,8 @@ class ZmqPipe:
                 raise
             self._log_limit.log(log.warning, "a spare cannot be connected", why=str(error))
 
-    def _read_one(self, stage: StageConnection) -> list[StageToCoordinator]:
-        messages: list[StageToCoordinator] = []
+    def _read_one(self, stage: StageConnection) -> list[FromStage]:
+        messages: list[FromStage] = []
         for frames in stage.read():
             try:
                 messages += self._decoder.decode_all(frames)
@@ -115,4 +116,6 @@ class ZmqPipe:
                 self._log_limit.log(
                     log.warning, "a stage sends what is no message", stage=stage.endpoint, why=str(error)
                 )
+        if stage.take_break():
+            messages.append(Broken())
         return messages
