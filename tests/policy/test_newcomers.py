@@ -6,10 +6,15 @@ from collections import Counter
 from random import Random
 
 from starspec.policy.newcomers import (
+    DOOR_BURST,
+    DOOR_PER_S,
     GRACE_S,
     IDLE_S,
     MAX_COMING,
+    MAX_OWNERS,
     PROGRESS_BYTES,
+    SHUT_S,
+    Door,
     Place,
     Wait,
     who_gives_way,
@@ -86,3 +91,31 @@ def test_an_upload_that_makes_progress_is_not_the_first_to_give_way_and_one_that
     del bodies["dribble"]
     assert who_gives_way(bodies, now) == "upload", "but it gives way before a newcomer is refused"
     assert who_gives_way(bodies, now + GRACE_S) == "upload"
+
+
+def num_let_in(door: Door, owner: str, now: float, num_tries: int = 1000) -> int:
+    return sum(door.lets_in(owner, now) for _ in range(num_tries))
+
+
+def test_an_owner_begins_a_burst_of_connections_and_then_so_many_a_second() -> None:
+    door = Door()
+    assert num_let_in(door, "a", 0.0) == DOOR_BURST
+    assert num_let_in(door, "b", 0.0) == DOOR_BURST
+    assert num_let_in(door, "a", 1.0) == DOOR_PER_S
+
+
+def test_after_a_flood_an_owner_begins_no_connection_for_a_while_and_then_one_by_one() -> None:
+    door = Door()
+    for _ in range(3):
+        door.shut("a", 0.0)
+    assert num_let_in(door, "a", SHUT_S - 0.1) == 0
+    assert num_let_in(door, "b", SHUT_S - 0.1) == DOOR_BURST
+    assert num_let_in(door, "a", SHUT_S + 1.5 / DOOR_PER_S) == 1
+
+
+def test_a_door_remembers_so_many_owners() -> None:
+    door = Door()
+    for number in range(MAX_OWNERS + 1):
+        door.shut(str(number), 0.0)
+    assert num_let_in(door, str(MAX_OWNERS), 0.0) == 0
+    assert num_let_in(door, "0", 0.0) == DOOR_BURST, "the one that came first is forgotten"

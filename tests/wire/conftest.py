@@ -41,6 +41,7 @@ import sys
 
 import structlog
 
+from starspec.policy import newcomers
 from starspec.stats import HubStats
 from starspec.wire.messages import PROTOCOL_VERSION, HubStatus, Welcome
 from starspec.wire.transports.zmq_hub import ZmqHub
@@ -48,6 +49,9 @@ from starspec.wire.transports.zmq_hub import ZmqHub
 def report():
     return HubStatus("d", HubStats(num_frames_rejected=hub.stats.num_frames_rejected))
 
+if "open" in sys.argv:
+    newcomers.DOOR_PER_S = newcomers.DOOR_BURST = 1e9
+    newcomers.SHUT_S = 0.0
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # of stdout, only the port is read
 hub = ZmqHub("127.0.0.1", int(sys.argv[1]), lambda hello, num: Welcome(PROTOCOL_VERSION, "", 0, "d", 4, 10.0), report)
 sys.stdout.write(f"{hub.port}\\n")
@@ -108,10 +112,15 @@ class EchoHub:
 
 
 class HubProcess:
-    """A hub that only listens, in a process of its own, always on the same port."""
+    """A hub that only listens, in a process of its own, always on the same port.
 
-    def __init__(self) -> None:
+    Args:
+        is_open: its door stays open, whatever comes.
+    """
+
+    def __init__(self, is_open: bool = False) -> None:
         self.port = 0
+        self._is_open = is_open
         self.start()
 
     @property
@@ -119,7 +128,7 @@ class HubProcess:
         return f"tcp://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        command = [sys.executable, "-c", HUB, str(self.port)]
+        command = [sys.executable, "-c", HUB, str(self.port), "open" if self._is_open else "guarded"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
@@ -186,8 +195,8 @@ class Star:
         self._stack.callback(hub.close)
         return hub
 
-    def hub_process(self) -> HubProcess:
-        hub = HubProcess()
+    def hub_process(self, is_open: bool = False) -> HubProcess:
+        hub = HubProcess(is_open)
         self._stack.callback(hub.kill)
         return hub
 

@@ -8,6 +8,18 @@ from collections.abc import Callable
 
 PATIENCE_S = 20.0
 PONG = b"\x04PONG"
+READY = b"\x05READY"
+
+
+def handshake(kind: bytes = b"DEALER", identity: bytes = b"") -> bytes:
+    """What a peer without keys sends before its first message: the greeting, and READY."""
+    properties = b"".join(
+        bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
+        for name, value in ((b"Socket-Type", kind), (b"Identity", identity))
+    )
+    ready = READY + properties
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    return greeting + b"\x04" + bytes([len(ready)]) + ready
 
 
 class HandMade:
@@ -21,14 +33,9 @@ class HandMade:
     def __init__(self, connection: socket.socket, kind: bytes = b"DEALER", identity: bytes = b"") -> None:
         self.socket = connection
         connection.settimeout(PATIENCE_S)
-        connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+        connection.sendall(handshake(kind, identity))
         self._read(64)  # the other end's greeting
-        properties = b"".join(
-            bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
-            for name, value in ((b"Socket-Type", kind), (b"Identity", identity))
-        )
-        ready = b"\x05READY" + properties
-        connection.sendall(b"\x04" + bytes([len(ready)]) + ready)
+        assert self.receive().startswith(READY)
 
     @classmethod
     def to(cls, port: int, identity: bytes = b"") -> HandMade:
@@ -50,7 +57,7 @@ class HandMade:
         while True:
             flags, num_bytes = self._read(2)
             frame = self._read(num_bytes)
-            if not flags & 4 or frame.startswith(PONG):
+            if not flags & 4 or frame.startswith((PONG, READY)):
                 return frame
 
     def _read(self, num_bytes: int) -> bytes:

@@ -25,7 +25,7 @@ from starspec.ids import Epoch, PeerId, Tag, TargetId
 from starspec.log_limit import INTERVAL_S
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats
-from starspec.wire.callers import RELOAD_S, Caller, Callers, CurveAuthenticator
+from starspec.wire.callers import RELOAD_S, Caller, Callers, Doorkeeper
 from starspec.wire.codec import encode
 from starspec.wire.keys import Keys, generate_keys, is_loopback, load_keys, read_key
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, Hello, HubStatus, Open, Ping, Pong, Rejected
@@ -540,13 +540,13 @@ def test_the_audit_log_tells_who_connected_what_was_opened_and_what_was_refused(
 def test_refused_keys_are_logged_once_in_a_while_with_their_number(folder: Path) -> None:
     clock = Clock()
     context = zmq.Context()
-    authenticator = CurveAuthenticator(context, Callers(load_keys(folder, "hub")), AuditLog.off(), clock)
+    doorkeeper = Doorkeeper(context, Callers(load_keys(folder, "hub")), AuditLog.off(), clock)
     request = [b"1.0", b"1", b"starspec:", b"10.0.0.9", b"", b"CURVE", b"k" * 32]
     with capture_logs() as logs:
         for _ in range(1000):
-            assert authenticator._answer(request)[2] == b"400"
+            assert doorkeeper._answer(request)[2] == b"400"
         clock.now += INTERVAL_S
-        authenticator._answer(request)
+        doorkeeper._answer(request)
     context.term()
     assert [entry.get("num_left_out") for entry in logs] == [None, 999]
     assert logs[0]["address"] == "10.0.0.9"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -15,13 +17,14 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 import zmq
-from hand_made import HandMade
+from hand_made import READY, HandMade, handshake
 from structlog.testing import capture_logs
 
 from starspec.errors import ConfigError, PeerLost, PeerProtocolError
 from starspec.gateway.hub_status import HubStatusClient
 from starspec.ids import RequestId
 from starspec.log_limit import LINES
+from starspec.policy.newcomers import SHUT_S
 from starspec.policy.peer_limits import SERVING_BURST, SERVING_PER_S
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats
@@ -41,6 +44,7 @@ from starspec.wire.messages import (
 from starspec.wire.transports import sockets
 from starspec.wire.transports.serving_client import PROBE_SILENCE_MS, ServingClient
 from starspec.wire.transports.serving_server import MAX_FRAMES, ServingServer
+from starspec.wire.transports.sockets import RECEIVE_HIGH_WATER
 
 SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=SamplingSpec(), max_tokens=4)
 SUBMIT = Submit(RequestId("r"), SPEC)
@@ -255,6 +259,8 @@ def test_a_target_reads_so_much_in_a_time_and_the_rest_waits_at_its_sender() -> 
     now = [0.0]
     server = ServingServer("127.0.0.1", 0, clock=lambda: now[0])
     with zmq.Context() as context, raw_gateway(server, context) as raw:
+        raw.send(encode(Ask(PROTOCOL_VERSION)))
+        assert server.receive(PATIENCE_S)
         large = bytes(MAX_FRAME_BYTES)
         for _ in range(80):
             raw.send(large)
@@ -301,6 +307,8 @@ def test_a_flood_of_one_gateway_causes_bounded_work_and_the_others_get_through(f
     decode = server._decoder.decode
     server._decoder.decode = lambda frame: decoded.append(frame) or decode(frame)  # type: ignore[method-assign]
     with zmq.Context() as context, raw_gateway(server, context) as raw, raw_gateway(server, context) as honest:
+        raw.send(encode(Ask(PROTOCOL_VERSION)))
+        assert server.receive(PATIENCE_S)
         for _ in range(900):
             raw.send_multipart([frame] * MAX_FRAMES)
         while server.num_frames_rejected < 5_000:  # of those that the burst of reading lets in
@@ -334,20 +342,68 @@ def test_multiparts_of_very_many_frames_are_dropped_and_keep_nobody_waiting() ->
     server.close()
 
 
-def test_a_connection_that_floods_is_not_ended_as_each_new_one_would_bring_a_full_queue() -> None:
-    server = ServingServer("127.0.0.1", 0)
-    with zmq.Context() as context, raw_gateway(server, context) as flooding:
+def test_a_connection_that_floods_is_ended_and_no_other_of_its_address_begins_for_a_while() -> None:
+    now = [0.0]
+    server = ServingServer("127.0.0.1", 0, clock=lambda: now[0])
+    with zmq.Context() as context, raw_gateway(server, context) as flooding, contextlib.ExitStack() as stack:
         with flooding.get_monitor_socket(zmq.EVENT_DISCONNECTED) as ended:
-            for _ in range(50):
+            for _ in range(10):
                 flooding.send_multipart([b"x"] * 1000)
             flooding.send(encode(Ask(PROTOCOL_VERSION)))
             ends_at = time.monotonic() + PATIENCE_S
-            while server.num_frames_rejected < 50_001:
+            while not ended.poll(10):
                 assert not server.receive(0.01)
                 assert time.monotonic() < ends_at
-            assert not ended.poll(300)
         flooding.disable_monitor()
-    server.close()
+        stack.callback(server.close)
+        with (
+            socket.create_connection(("127.0.0.1", server.port)) as refused,
+            pytest.raises(ConnectionError),  # after HANDSHAKE_MS
+        ):
+            HandMade(refused)
+        now[0] += SHUT_S + 1.0
+        HandMade.to(server.port).socket.close()
+
+
+CHURNING_S = 2.0
+
+
+def _churn(port: int, is_over: threading.Event, num_begun: list[int]) -> None:
+    """Begin connections that bring a full queue of multiparts of a thousand frames, and break off."""
+    multiparts = (b"\x01\x01x" * 999 + b"\x00\x01x") * RECEIVE_HIGH_WATER
+    while not is_over.is_set():
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.settimeout(0.2)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
+            connection.sendall(handshake())
+            came = b""
+            while READY not in came and (part := connection.recv(1000)):
+                came += part
+            num_begun.append(READY in came)
+            connection.sendall(multiparts)
+            is_over.wait(0.05)
+
+
+def test_connections_that_begin_all_the_time_are_few_and_keep_nobody_waiting(server: ServingServer) -> None:
+    is_over, num_begun = threading.Event(), []
+    churning = [threading.Thread(target=_churn, args=(server.port, is_over, num_begun)) for _ in range(10)]
+    longest_s = 0.0
+    with zmq.Context() as context, raw_gateway(server, context) as honest:
+        honest.send(encode(Ask(PROTOCOL_VERSION)))
+        assert server.receive(PATIENCE_S)
+        began_s = time.monotonic()
+        for each in churning:
+            each.start()
+        while (asked_s := time.monotonic()) < began_s + CHURNING_S:
+            honest.send(encode(Ask(PROTOCOL_VERSION)))
+            while not server.receive(0.01):
+                assert time.monotonic() < asked_s + PATIENCE_S
+            longest_s = max(longest_s, time.monotonic() - asked_s)
+        is_over.set()
+        for each in churning:
+            each.join()
+    assert longest_s < 2.0
+    assert sum(num_begun) < 50, "as many as begin before the first one is read, and some more"
 
 
 ANSWERING = """

@@ -81,6 +81,26 @@ def test_a_gateway_whose_multipart_never_ends_is_cut_even_while_the_target_compu
     assert server.num_frames_rejected == 1
 
 
+def test_a_connection_whose_first_message_is_not_read_yet_may_bring_little(server) -> None:
+    with HandMade.to(server.port) as silent, HandMade.to(server.port) as known:
+        known.send(encode(Ask(PROTOCOL_VERSION)))
+        assert server.receive(PATIENCE_S)
+        part = b"\x01\x01x" * (2 * unread.NEWCOMER_BYTES // 3)
+        known.socket.sendall(part)
+        silent.socket.sendall(part)
+        assert not is_open(silent)
+        assert is_open(known)
+
+
+def test_the_public_port_ends_a_connection_with_more_than_one_frame_at_once(star) -> None:
+    hub = star.hub()
+    honest = star.connected(hub.endpoint)
+    with HandMade.to(int(hub.endpoint.rsplit(":", 1)[1])) as flooding:
+        flooding.socket.sendall((b"\x01\x01x" * 999 + b"\x00\x01x") * RECEIVE_HIGH_WATER)
+        assert not is_open(flooding)
+    assert honest.is_connected
+
+
 def test_a_target_whose_multipart_never_ends_loses_its_link(star, little: int) -> None:
     hub = star.hub()
     honest = star.connected(hub.endpoint, "honest")

@@ -566,8 +566,12 @@ def test_an_address_that_is_not_ours_is_a_sentence(host: str, sentence: str) -> 
     ],
 )
 def test_every_reason_not_to_listen_is_a_sentence(monkeypatch, number: int, sentence: str) -> None:
+    bind = zmq.Socket.bind
+
     def fail(self: zmq.Socket, address: str) -> None:
-        raise zmq.ZMQError(number)
+        if address.startswith("tcp:"):
+            raise zmq.ZMQError(number)
+        bind(self, address)
 
     monkeypatch.setattr(zmq.Socket, "bind", fail)
     with pytest.raises(ConfigError, match=re.escape(sentence)):

@@ -1,4 +1,4 @@
-"""Whose place a newcomer gets where all are taken: of targets at the hub's port, of clients at the gateway's.
+"""How fast newcomers may come, and whose place one gets where all are taken: of targets at the hub, of clients.
 
 A target that uses its place loses it only to one whose owner has fewer places. A client that waits for its answer does
 not lose its place. No I/O and no clock of its own: `now` is seconds of one monotonic clock.
@@ -6,10 +6,12 @@ not lose its place. No I/O and no clock of its own: `now` is seconds of one mono
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Final, NamedTuple, TypeVar
+
+from starspec.policy.peer_limits import Allowance
 
 MAX_COMING: Final = 64  # targets that were welcomed and have not come to their ports yet
 NEWCOMERS_PER_S: Final = 50.0  # a port for each takes the hub some time
@@ -19,7 +21,39 @@ IDLE_S: Final = 10.0  # a target that asked for no drafts for so long loses its 
 GRACE_S: Final = 2.0  # after its last progress, a client's connection is not the first to give way
 PROGRESS_BYTES: Final = 1024  # of a body; one that gets fewer in GRACE_S makes no progress
 
+DOOR_PER_S: Final = 50.0  # connections that one owner may begin at a server of the wire
+DOOR_BURST: Final = 128.0
+SHUT_S: Final = 2.0  # for which an owner begins none after one of its connections flooded
+MAX_OWNERS: Final = 4096  # that a door remembers
+
 Holder = TypeVar("Holder")
+
+
+class Door:
+    """How many connections the owners of places may begin at a server.
+
+    Whoever begins connections all the time would bring a full queue on each, and reading them takes the server time.
+    """
+
+    def __init__(self) -> None:
+        self._owners: OrderedDict[str, Allowance] = OrderedDict()  # the one that came last at the end
+
+    def lets_in(self, owner: str, now: float) -> bool:
+        """Whether another connection of this owner may begin."""
+        allowance = self._allowance(owner)
+        return allowance.num_units(now) >= 1.0 and allowance.take(1.0, now)
+
+    def shut(self, owner: str, now: float) -> None:
+        """A connection of this owner flooded: for SHUT_S no other one may begin, and then few."""
+        allowance = self._allowance(owner)
+        allowance.take(allowance.num_units(now) + SHUT_S * DOOR_PER_S, now)
+
+    def _allowance(self, owner: str) -> Allowance:
+        allowance = self._owners.setdefault(owner, Allowance(DOOR_PER_S, DOOR_BURST))
+        self._owners.move_to_end(owner)
+        if len(self._owners) > MAX_OWNERS:
+            self._owners.popitem(last=False)
+        return allowance
 
 
 class Place(NamedTuple):

@@ -23,9 +23,10 @@ from zmq.utils import z85
 from starspec.audit import AuditLog
 from starspec.errors import ConfigError
 from starspec.log_limit import LogLimit
+from starspec.policy.newcomers import Door
 from starspec.quoting import quoted
-from starspec.wire.keys import ZAP_DOMAIN, KeyRole, Keys, load_keys, read_key, require_keys
-from starspec.wire.transports.sockets import check_free, network_of
+from starspec.wire.keys import KeyRole, Keys, load_keys, read_key, require_keys
+from starspec.wire.transports.sockets import ZAP_DOMAIN, check_free, network_of
 
 CLIENTS: Final[dict[KeyRole, tuple[KeyRole, ...]]] = {
     "hub": ("target", "gateway"),
@@ -148,27 +149,39 @@ class Callers:
         return tuple(stamps)
 
 
-class CurveAuthenticator:
-    """A thread that tells ZeroMQ whether a client's key is allowed (ZAP, RFC 27), and the key's name.
+class Doorkeeper:
+    """A thread that tells ZeroMQ who may connect (ZAP, RFC 27), and the key's name; `key_name_of` reads that.
 
-    It serves every socket of `context` that `Keys.secure_server` prepared, and ends with the context. `key_name_of`
-    reads the name from what arrives.
+    It serves every server's socket of `context` that `make_socket` made, and ends with the context. ZeroMQ reads no
+    message of a connection before the answer, and breaks with one that sends some. So what a connection brings is
+    bounded by the rate at which they are let in.
+
+    Args:
+        callers: who may connect; None = the server has no keys, and everybody may.
     """
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        callers: Callers,
+        callers: Callers | None,
         audit: AuditLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._callers = callers
         self._audit = audit
+        self._clock = clock
         self._log_limit = LogLimit(clock, num_lines=1)
+        self._door = Door()
+        self._lock = threading.Lock()  # of the door
         socket = context.socket(zmq.REP)
         socket.linger = 0
         socket.bind(ZAP_ENDPOINT)
         threading.Thread(target=self._serve, args=(socket,), name="starspec-keys", daemon=True).start()
+
+    def shut_behind(self, frame: zmq.Frame) -> None:
+        """The connection of this frame flooded: let no other one of its owner in for a while. From any thread."""
+        with self._lock:
+            self._door.shut(owner_of(frame, self._callers), self._clock())
 
     def _serve(self, socket: zmq.Socket[bytes]) -> None:
         with socket:
@@ -181,15 +194,26 @@ class CurveAuthenticator:
 
     def _answer(self, request: list[bytes]) -> list[bytes]:
         # version, request id, domain, address, identity, mechanism, credentials (CURVE: the client's public key)
+        address = request[3].decode(errors="replace")
+        if self._callers is None:
+            return self._let_in(request[1], "", network_of(address))
         if len(request) != 7 or request[5] != b"CURVE":
             return [b"1.0", request[1], b"400", b"no key", b"", b""]
-        key, address = z85.encode(request[6]), request[3].decode(errors="replace")
+        key = z85.encode(request[6])
         caller = self._callers.owner_of(key)
         only = request[2].decode().removeprefix(ZAP_DOMAIN)
         if caller is None or (only and caller.key_name != only):
             self._refuse(key.decode(), address)
             return [b"1.0", request[1], b"400", b"unknown key", b"", b""]
-        return [b"1.0", request[1], b"200", b"OK", caller.key_name.encode(), b""]
+        return self._let_in(request[1], caller.key_name, _owner(caller, address))
+
+    def _let_in(self, request_id: bytes, key_name: str, owner: str) -> list[bytes]:
+        with self._lock:
+            is_let_in = self._door.lets_in(owner, self._clock())
+        if is_let_in:
+            return [b"1.0", request_id, b"200", b"OK", key_name.encode(), b""]
+        self._log_limit.log(log.warning, "connections come too fast, and have to try again", owner=owner)
+        return [b"1.0", request_id, b"300", b"too many come", b"", b""]  # then ZeroMQ tries again, after HANDSHAKE_MS
 
     def _refuse(self, key: str, address: str) -> None:
         self._audit.note("key_refused", key=key, address=address)
@@ -217,9 +241,12 @@ def owner_of(frame: zmq.Frame, callers: Callers | None) -> str:
     Args:
         callers: of the server; None = it has no keys.
     """
-    key_name = "" if callers is None else key_name_of(frame)
-    caller = None if callers is None else callers.caller(key_name)
-    return f"key {key_name}" if caller is not None and caller.own_name else network_of(str(frame.get("Peer-Address")))
+    caller = None if callers is None else callers.caller(key_name_of(frame))
+    return _owner(caller, str(frame.get("Peer-Address")))
+
+
+def _owner(caller: Caller | None, address: str) -> str:
+    return f"key {caller.key_name}" if caller is not None and caller.own_name else network_of(address)
 
 
 def keys_to_listen(role: KeyRole, folder: str | None, host: str, port: int, is_insecure: bool) -> Keys | None:

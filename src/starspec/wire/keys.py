@@ -17,6 +17,7 @@ import zmq
 from zmq.utils import z85
 
 from starspec.errors import ConfigError
+from starspec.wire.transports.sockets import ZAP_DOMAIN
 
 KeyRole = Literal["hub", "target", "gateway", "stage"]
 ROLES: Final[tuple[KeyRole, ...]] = ("hub", "target", "gateway", "stage")
@@ -24,7 +25,6 @@ KEY_LEN: Final = 40  # characters of a z85 key
 MISSING_KEY: Final = (
     "`starspec keygen FOLDER` makes the keys of all roles; copy this one from there, or give --keys the right folder"
 )
-ZAP_DOMAIN: Final = "starspec:"  # and the name of the only key that may connect, if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Keys:
     secret: bytes = field(repr=False)
 
     def secure_server(self, socket: zmq.Socket[bytes], key_name: str = "") -> None:
-        """Let the socket accept only clients that the CurveAuthenticator of its context allows. Call before `bind`.
+        """Let the socket accept only clients that the Doorkeeper of its context allows. Call before `bind`.
 
         Args:
             key_name: of the only key that may connect, as `Callers` names it; empty = every allowed key.

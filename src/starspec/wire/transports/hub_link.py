@@ -22,11 +22,11 @@ from starspec.policy.peer_limits import (
     spared_by_features,
     work_of,
 )
-from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
+from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import Fault, Features, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
 from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
-from starspec.wire.transports.sockets import GOODBYE_MS, LOST, Socket, name_of
+from starspec.wire.transports.sockets import GOODBYE_MS, LOST, Socket, name_of, receive_at_most
 from starspec.wire.transports.unread import MAX_OWN_CONNECTIONS, UnreadMonitor
 from starspec.wire.transports.unsent import Unsent
 
@@ -43,6 +43,7 @@ class HubLink:
         socket: bound to the target's own port; this link closes it.
         terms: the Welcome for the target, with its `link_id` and `port`.
         stats: counts what is not passed on to the hub.
+        shut_behind: told a frame of a connection that floods.
         may_join: asked when the target has come to its port; returns whether there is a place for it.
         now: seconds on the transport's clock, here and below.
         key_name: of the key that said Hello; empty = the hub has no keys.
@@ -60,6 +61,7 @@ class HubLink:
         key_name: str,
         audit: AuditLog,
         log_limit: LogLimit,
+        shut_behind: Callable[[zmq.Frame], None],
         may_join: Callable[[], bool] = lambda: True,
         owner: str = "",
         max_len: int = MAX_FRAME_BYTES,
@@ -84,6 +86,7 @@ class HubLink:
         self._unsent = Unsent()
         self._stats = stats
         self._may_join = may_join
+        self._shut_behind = shut_behind
         self._heard_at = now
         self._fault_at = -math.inf
         self._is_probe_due = False
@@ -197,12 +200,16 @@ class HubLink:
 
         Effects: the first connection of a peer with the link's name is the target's.
         """
-        peer = self.socket.recv(zmq.NOBLOCK)
-        first = self.socket.recv(zmq.NOBLOCK, copy=False)
-        self._monitor.unread.hear(first)
-        if self._peer is None and name_of(first) == self._name:
-            self._peer = peer
-        return peer, [first.bytes, *(self.socket.recv_multipart(zmq.NOBLOCK) if first.more else [])]
+        sender, frames, num_beyond = receive_at_most(self.socket, MAX_MESSAGES)
+        self._monitor.unread.hear(frames[0])
+        if num_beyond:
+            self._monitor.unread.bar(sender.bytes, frames[0])
+            self._shut_behind(frames[0])
+            self._stats.num_frames_rejected += 1
+            return sender.bytes, []
+        if self._peer is None and name_of(frames[0]) == self._name:
+            self._peer = sender.bytes
+        return sender.bytes, [frame.bytes for frame in frames]
 
     def _accept(self, message: TargetToHub, now: float, arrivals: list[Arrival]) -> None:
         self._heard_at = now

@@ -20,7 +20,7 @@ from starspec.ids import LinkId
 from starspec.log_limit import LogLimit
 from starspec.policy import newcomers
 from starspec.policy.peer_limits import Allowance
-from starspec.wire.callers import Caller, Callers, key_name_of, owner_of
+from starspec.wire.callers import Caller, Callers, Doorkeeper, key_name_of, owner_of
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys
 from starspec.wire.link import FAULT_INTERVAL_S
@@ -36,7 +36,7 @@ from starspec.wire.messages import (
 )
 from starspec.wire.transports.base import Admit, HubTransportStats, Report
 from starspec.wire.transports.hub_link import READ_BURST, HubLink
-from starspec.wire.transports.sockets import Context, Socket, bind, make_socket
+from starspec.wire.transports.sockets import Context, Socket, bind, make_socket, receive_at_most
 from starspec.wire.transports.unread import UnreadMonitor
 
 
@@ -115,6 +115,7 @@ class PublicPort:
         report: Report,
         stats: HubTransportStats,
         callers: Callers | None,
+        doorkeeper: Doorkeeper,
         audit: AuditLog,
         max_len: int,
         clock: Callable[[], float] = time.monotonic,
@@ -127,6 +128,7 @@ class PublicPort:
         self._report = report
         self._stats = stats
         self._callers = callers
+        self._doorkeeper = doorkeeper
         self._audit = audit
         self._max_len = max_len
         self._decoder: Decoder[Hello | Ask] = Decoder(HandshakeMessage, max_frame_bytes=MAX_PUBLIC_FRAME_BYTES)
@@ -144,13 +146,16 @@ class PublicPort:
         num_before = len(held)
         for _ in range(READ_BURST):
             try:
-                first, *rest = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                first, [frame], num_beyond = receive_at_most(self.socket, 1)
             except zmq.Again:
                 break
             sender = self._sender(first)
-            self._monitor.unread.hear(rest[0], sender.owner)
-            reply = self._answer(sender, [frame.bytes for frame in rest], held, now)
-            if reply is not None:
+            self._monitor.unread.hear(frame, sender.owner)
+            if num_beyond:
+                self._monitor.unread.bar(sender.peer, frame)
+                self._doorkeeper.shut_behind(frame)
+                self._stats.num_frames_rejected += 1
+            elif (reply := self._answer(sender, frame.bytes, held, now)) is not None:
                 self._send(sender.peer, reply)
         return held[num_before:]
 
@@ -175,11 +180,9 @@ class PublicPort:
         key_name = "" if self._callers is None else key_name_of(identity)
         return _Sender(identity.bytes, key_name, owner_of(identity, self._callers))
 
-    def _answer(self, sender: _Sender, frames: list[bytes], held: list[HubLink], now: float) -> HubPublicReply | None:
+    def _answer(self, sender: _Sender, frame: bytes, held: list[HubLink], now: float) -> HubPublicReply | None:
         try:
-            if len(frames) != 1:
-                raise PeerProtocolError(f"{len(frames)} frames at the public port: one message at a time")
-            message = self._decode(frames[0])
+            message = self._decode(frame)
         except PeerProtocolError as error:
             return self._fault(error, now)
         if (refused := self._why_refused(message, sender.key_name)) is not None:
@@ -259,6 +262,7 @@ class PublicPort:
                 sender.key_name,
                 self._audit,
                 self._log_limit,
+                self._doorkeeper.shut_behind,
                 may_join,
                 owner=sender.owner,
                 max_len=self._max_len,

@@ -107,11 +107,9 @@ class ServingInbox:
         if len(self._gateways) > MAX_PEERS:
             self._forget_one()
 
-    def bar(self, peer: PeerId) -> bool:
-        """Nothing more of a known peer may wait. Returns: whether that is new."""
-        gateway = self._gateways[peer]
-        is_new, gateway.is_barred = not gateway.is_barred, True
-        return is_new
+    def bar(self, peer: PeerId) -> None:
+        """Nothing more of a known peer may wait."""
+        self._gateways[peer].is_barred = True
 
     def has_room(self, peer: PeerId, num_units: float) -> bool:
         """Whether so much more of a known peer may wait."""

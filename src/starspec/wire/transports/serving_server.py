@@ -19,7 +19,7 @@ from starspec.errors import LinkError, PeerProtocolError
 from starspec.ids import PeerId, RequestId
 from starspec.log_limit import LogLimit
 from starspec.policy.peer_limits import ASK_WORK, BAD_WORK, READ_FRAMES, READ_PER_S, READ_UNITS, Allowance, work_of
-from starspec.wire.callers import Callers, CurveAuthenticator, key_name_of, owner_of
+from starspec.wire.callers import Callers, Doorkeeper, key_name_of, owner_of
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import (
@@ -32,11 +32,20 @@ from starspec.wire.messages import (
 )
 from starspec.wire.messages.base import RequestName
 from starspec.wire.transports.serving_inbox import ServingInbox
-from starspec.wire.transports.sockets import GOODBYE_MS, Context, Socket, bind, make_socket
-from starspec.wire.transports.unread import UnreadGuard
+from starspec.wire.transports.sockets import (
+    GOODBYE_MS,
+    RECEIVE_HIGH_WATER,
+    Context,
+    Socket,
+    bind,
+    make_socket,
+    receive_at_most,
+)
+from starspec.wire.transports.unread import Limits, UnreadGuard
 
 READ_BURST: Final = 256  # multiparts read before the engine goes on
 MAX_FRAMES: Final = 64  # of one multipart: a gateway sends one frame in each
+GATEWAY_LIMITS: Final = Limits(whole=(RECEIVE_HIGH_WATER + 2) * MAX_FRAME_BYTES)  # of what is not read yet
 DRAINED_PER_UNIT: Final = 8  # frames beyond them: to read one and drop it takes half a microsecond
 FLOODED_WAIT_S: Final = 0.01  # when more came than is read
 
@@ -88,9 +97,9 @@ class ServingServer:
             if keys is not None:
                 keys.secure_server(self._socket)
                 self._callers = Callers(keys)
-                CurveAuthenticator(self._context, self._callers, self._audit, clock)
+            self._doorkeeper = Doorkeeper(self._context, self._callers, self._audit, clock)
             self.port = bind(self._socket, host, port, "the target")
-            self._unread = UnreadGuard(self._socket)
+            self._unread = UnreadGuard(self._socket, limits=GATEWAY_LIMITS)
         except BaseException:
             self.close()
             raise
@@ -175,38 +184,30 @@ class ServingServer:
             if num_left <= 0 or not self._reading.has_units(now):
                 return
             try:
-                peer, frames, num_beyond = self._read_one()
+                sender, frames, num_beyond = receive_at_most(self._socket, MAX_FRAMES)
             except zmq.Again:
                 return
+            peer = PeerId(sender.bytes)
             num_left -= len(frames) + num_beyond // DRAINED_PER_UNIT
             self._reading.take(work_of(frames) + num_beyond / DRAINED_PER_UNIT, now)
             if not self._inbox.knows(peer):
                 self._greet(peer, frames[0])
             fd = self._unread.hear(frames[0], self._inbox.owner_of(peer))
             self._inbox.note_connection(peer, fd)
-            if num_beyond and self._inbox.bar(peer):  # to end it would let it come again with a full queue
-                self._log_limit.log(log.warning, "nothing more is taken: too many frames at once", peer=peer.hex())
             if num_beyond:
+                self._end(peer, frames[0])
                 self._num_rejected += len(frames) + num_beyond
             elif self._inbox.has_room(peer, work_of(frames)):
                 self._inbox.put(peer, [frame.bytes for frame in frames])
             else:
                 self._num_rejected += len(frames)
 
-    def _read_one(self) -> tuple[PeerId, list[zmq.Frame], int]:
-        """The sender and the frames of one multipart, at most MAX_FRAMES, and how many more it had.
-
-        Raises: zmq.Again if nothing has arrived.
-        """
-        peer = PeerId(self._socket.recv(zmq.NOBLOCK))
-        frames = [self._socket.recv(zmq.NOBLOCK, copy=False)]
-        while frames[-1].more and len(frames) < MAX_FRAMES:
-            frames.append(self._socket.recv(zmq.NOBLOCK, copy=False))
-        num_beyond, has_more = 0, frames[-1].more
-        while has_more:
-            has_more = self._socket.recv(zmq.NOBLOCK, copy=False).more
-            num_beyond += 1
-        return peer, frames, num_beyond
+    def _end(self, peer: PeerId, frame: zmq.Frame) -> None:
+        """End a connection that sends too many frames at once, take nothing more of it, and shut the door behind it."""
+        self._doorkeeper.shut_behind(frame)
+        self._inbox.bar(peer)
+        if self._unread.bar(peer, frame):
+            self._log_limit.log(log.warning, "a connection is ended: too many frames at once", peer=peer.hex())
 
     def _greet(self, peer: PeerId, frame: zmq.Frame) -> None:
         """The first frame of a connection has come."""

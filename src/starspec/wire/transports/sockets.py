@@ -32,6 +32,7 @@ HANDSHAKE_MS: Final = 2000  # for a peer that accepts a connection and then send
 NETWORK_BITS: Final = 64  # of an IPv6 address that tell one owner from another
 KEEPALIVE: Final = (10, 5, 3)  # the kernel asks a machine that was silent for 10 s, three times in 5 s: is it there?
 REFUSED_KEY_RETRY_S: Final = 2.0  # until a client tries again whose key was refused
+ZAP_DOMAIN: Final = "starspec:"  # of a server, and the name of the only key that may connect, if there is one
 GOODBYE_MS: Final = 200  # at most, for the last messages to leave when a socket closes
 
 HOST: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]")  # a name, IPv4, [IPv6]
@@ -65,6 +66,7 @@ def set_limits(socket: S, max_frame_bytes: int) -> S:
     socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl, socket.tcp_keepalive_cnt = KEEPALIVE
     if socket.type == zmq.ROUTER:
         socket.sndhwm, socket.rcvhwm = SERVER_HIGH_WATER, RECEIVE_HIGH_WATER
+        socket.zap_domain = ZAP_DOMAIN.encode()  # the context's Doorkeeper is asked, if there is one
         socket.router_mandatory = 1  # sending to a peer that is gone fails instead of vanishing
     else:
         socket.sndhwm, socket.rcvhwm = HIGH_WATER, 0
@@ -115,6 +117,25 @@ def name_of(frame: zmq.Frame) -> bytes:
     except (zmq.ZMQError, UnicodeDecodeError):
         return b""
     return str(name).encode()
+
+
+def receive_at_most(socket: Socket, most: int) -> tuple[zmq.Frame, list[zmq.Frame], int]:
+    """The next multipart of a ROUTER, without waiting.
+
+    Args:
+        most: frames. What is beyond them is read and dropped: to read one takes half a microsecond.
+    Returns: the sender; the frames; how many more it had.
+    Raises: zmq.Again if nothing has arrived.
+    """
+    peer = socket.recv(zmq.NOBLOCK, copy=False)
+    frames = [socket.recv(zmq.NOBLOCK, copy=False)]
+    while frames[-1].more and len(frames) < most:
+        frames.append(socket.recv(zmq.NOBLOCK, copy=False))
+    num_beyond, has_more = 0, frames[-1].more
+    while has_more:
+        has_more = socket.recv(zmq.NOBLOCK, copy=False).more
+        num_beyond += 1
+    return peer, frames, num_beyond
 
 
 def port_of(socket: Socket) -> int:

@@ -10,12 +10,12 @@ import zmq
 
 from starspec.audit import AuditLog
 from starspec.ids import PeerId
-from starspec.wire.callers import Caller, Callers, CurveAuthenticator, key_name_of
+from starspec.wire.callers import Caller, Callers, Doorkeeper, key_name_of
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import StageToCoordinator
-from starspec.wire.transports.sockets import GOODBYE_MS, Context, Socket, bind, make_socket
-from starspec.wire.transports.unread import UnreadGuard
+from starspec.wire.transports.sockets import GOODBYE_MS, Context, Socket, bind, make_socket, receive_at_most
+from starspec.wire.transports.unread import LARGE, UnreadGuard
 
 MAX_HIDDEN_BYTES: Final = 64 * 2**20  # of one traversal: a chunk of 256 tokens of a model of 65,536 numbers each
 NUM_CONTROL, NUM_TRAVERSAL = 1, 3  # frames
@@ -68,9 +68,9 @@ class StagePort:
             if keys is not None:
                 keys.secure_server(self._socket)
                 self._callers = Callers(keys, clock)
-                CurveAuthenticator(self.context, self._callers, audit, clock)
+            self._doorkeeper = Doorkeeper(self.context, self._callers, audit, clock)
             self.port = bind(self._socket, host, port, "the stage")
-            self._unread = UnreadGuard(self._socket)
+            self._unread = UnreadGuard(self._socket, limits=LARGE)
         except BaseException:
             self.close()
             raise
@@ -85,16 +85,19 @@ class StagePort:
         arrived = []
         for _ in range(READ_BURST):
             try:
-                first, *rest = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                sender, frames, num_beyond = receive_at_most(self._socket, NUM_TRAVERSAL)
             except zmq.Again:
                 break
-            if len(rest) not in (NUM_CONTROL, NUM_TRAVERSAL):
+            self._unread.hear(frames[0])
+            if num_beyond:
+                self._unread.bar(sender.bytes, frames[0])
+                self._doorkeeper.shut_behind(frames[0])
+            if num_beyond or len(frames) not in (NUM_CONTROL, NUM_TRAVERSAL):
                 self.num_rejected += 1
                 continue
-            self._unread.hear(rest[0])
-            caller = None if self._callers is None else self._callers.caller(key_name_of(rest[0]))
+            caller = None if self._callers is None else self._callers.caller(key_name_of(frames[0]))
             if caller is not None or self._callers is None:
-                arrived.append(StageArrival(PeerId(first.bytes), caller, [each.buffer for each in rest]))
+                arrived.append(StageArrival(PeerId(sender.bytes), caller, [each.buffer for each in frames]))
         return arrived
 
     def why_not_named(self, caller: Caller | None, target_id: str) -> str | None:

@@ -164,4 +164,7 @@ def why_handshake_failed(event: int, value: int, endpoint: str) -> str:
         return f"the hub at {endpoint} does not know this target's key (status {value}): copy target.public to the hub"
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
         return f"{endpoint} does not speak as this target does: keys on one side only, or not a hub"
-    return f"the hub at {endpoint} broke off the handshake: does it hang, or is hub.public here another hub's key?"
+    return (
+        f"the hub at {endpoint} broke off the handshake: does it hang, do very many connect from here, "
+        "or is hub.public here another hub's key?"
+    )

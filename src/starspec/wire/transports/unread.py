@@ -21,16 +21,18 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import zmq
 
 from starspec.wire.transports.sockets import Socket, SocketMonitor, network_of, port_of
 
 MAX_UNREAD_BYTES: Final = 80 * 2**20  # RECEIVE_HIGH_WATER multiparts of an honest peer, and a part of one
+NEWCOMER_BYTES: Final = 64 * 1024  # before its first message is read: honest peers ask, and wait for the answer
 LOOK_S: Final = 0.05  # between looks
 SETTLED_LOOKS: Final = 20  # a connection that is heard after so many is not new any more
 MAX_CONNECTIONS: Final = 1024  # of a server's socket
+MAX_BARRED: Final = 4096  # peers that are remembered
 MAX_OWN_CONNECTIONS: Final = 64  # of a port that belongs to one target
 RECEIVED: Final = struct.Struct("@128xQ")  # tcpi_bytes_received of Linux's tcp_info
 WAITING: Final = struct.Struct("@i")  # bytes that the kernel still holds
@@ -38,6 +40,21 @@ RESET: Final = struct.pack("@ii", 1, 0)  # of SO_LINGER: to close is to reset
 EVENT: Final = struct.Struct("=hi")  # of a monitor: what, and its value
 BEGUN: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED
 FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
+
+
+class Limits(NamedTuple):
+    """Bytes that may be unread of one connection; None = MAX_UNREAD_BYTES."""
+
+    whole: int | None = None
+    newcomer: int | None = NEWCOMER_BYTES  # until its first message has been read
+
+    def of(self, connection: _Connection) -> int:
+        """What this connection may have unread."""
+        whole = MAX_UNREAD_BYTES if self.whole is None else self.whole
+        return whole if connection.has_spoken or self.newcomer is None else min(self.newcomer, whole)
+
+
+LARGE: Final = Limits(newcomer=None)
 
 
 class _Connection:
@@ -53,6 +70,7 @@ class _Connection:
         self.began = look
         self.came = 0  # bytes, at the last look
         self.read = 0  # what had come when its last message had been read
+        self.has_spoken = False  # a message was read
         self.has_settled = False  # a message came, or anything after the first second
 
     def grow(self, came: int, look: int) -> None:
@@ -63,7 +81,7 @@ class _Connection:
     def hear(self, owner: str) -> None:
         """All messages that came are read, and the last one was of this owner; empty = its address's."""
         self.read = self.came
-        self.has_settled = True
+        self.has_spoken = self.has_settled = True
         self.owner = owner or self.owner
 
 
@@ -74,13 +92,16 @@ class Unread:
         port: where the socket listens, or of the peer to which it connects.
         most: connections at once. One more ends another, of the owner with the most: the one that was silent for
             longest, first among those that have said nothing since they began.
+        limits: of each.
     """
 
-    def __init__(self, port: int, *, is_client: bool = False, most: float = math.inf) -> None:
+    def __init__(self, port: int, *, is_client: bool = False, most: float = math.inf, limits: Limits = LARGE) -> None:
         self._port = port
         self._is_client = is_client
         self._most = most
+        self._limits = limits
         self._connections: OrderedDict[int, _Connection] = OrderedDict()  # by descriptor; the one heard last at the end
+        self._barred: OrderedDict[bytes, None] = OrderedDict()
         self._heard: dict[int, str] = {}  # since the last look: whose message it was, if that is known
         self._num_looks = 0
         self._num_crowded_out = 0  # since the last look
@@ -111,6 +132,24 @@ class Unread:
         with contextlib.suppress(OSError), _copy_of(fd) as connection:
             if self._is_ours(connection):
                 _reset(connection)
+
+    def bar(self, peer: bytes, frame: zmq.Frame) -> bool:
+        """End the connection of this peer, over which the frame came. By the thread that reads the socket.
+
+        Once only: of what came before, more is read later, when its descriptor may be another one's. For the same
+        reason, no connection of another address is ended.
+
+        Returns: whether this is the first time.
+        """
+        is_new = peer not in self._barred
+        self._barred[peer] = None
+        if len(self._barred) > MAX_BARRED:
+            self._barred.popitem(last=False)
+        if is_new:
+            with contextlib.suppress(OSError), _copy_of(int(frame.get(zmq.SRCFD))) as connection:
+                if self._is_ours(connection) and connection.getpeername()[0] == frame.get("Peer-Address"):
+                    _reset(connection)
+        return is_new
 
     def look(self) -> int:
         """End the connections with too much unread. Never waits.
@@ -150,7 +189,7 @@ class Unread:
         self._connections.move_to_end(fd)
         if fd in heard:
             connection.hear(heard[fd])
-        if came - connection.read <= MAX_UNREAD_BYTES:
+        if came - connection.read <= self._limits.of(connection):
             return False
         with _copy_of(fd) as copy:
             return self._is_reset(copy, connection)
@@ -158,7 +197,8 @@ class Unread:
     def _is_reset(self, copy: socket.socket, connection: _Connection) -> bool:
         """End a connection over which too much came, if that is not still with the kernel. Returns: whether it did."""
         [waiting] = WAITING.unpack(fcntl.ioctl(copy, termios.FIONREAD, bytes(WAITING.size)))
-        is_cut = self._is_ours(copy) and connection.came - waiting - connection.read > MAX_UNREAD_BYTES
+        num_unread = connection.came - waiting - connection.read
+        is_cut = self._is_ours(copy) and num_unread > self._limits.of(connection)
         if is_cut:
             _reset(copy)
         return is_cut
@@ -177,16 +217,24 @@ class UnreadMonitor(SocketMonitor):
         events: those that the owner wants to know.
         peer_port: as `Unread`'s, of a socket that connects; None = it is bound to its port.
         most: connections of a bound socket.
+        limits: of each of these.
     Raises: as SocketMonitor.
     """
 
     def __init__(
-        self, socket: zmq.Socket[Any], events: int = 0, peer_port: int | None = None, most: int = MAX_CONNECTIONS
+        self,
+        socket: zmq.Socket[Any],
+        events: int = 0,
+        peer_port: int | None = None,
+        most: int = MAX_CONNECTIONS,
+        limits: Limits = Limits(),  # noqa: B008 (a tuple)
     ) -> None:
         super().__init__(socket, events | BEGUN | zmq.EVENT_DISCONNECTED)
         self._wanted = events
         self.unread = (
-            Unread(port_of(socket), most=_affordable(most)) if peer_port is None else Unread(peer_port, is_client=True)
+            Unread(port_of(socket), most=_affordable(most), limits=limits)
+            if peer_port is None
+            else Unread(peer_port, is_client=True)
         )
 
     def events(self) -> Iterator[tuple[int, int]]:
@@ -243,16 +291,21 @@ class UnreadGuard(threading.Thread):
     It ends with the socket's context, or when it is told to.
 
     Args:
-        events, peer_port: as UnreadMonitor.
+        events, peer_port, limits: as UnreadMonitor.
         pass_on: gets the events that the owner wants, as a monitor sends them. The thread closes it.
     Raises: as SocketMonitor.
     """
 
     def __init__(
-        self, socket: Socket, events: int = 0, peer_port: int | None = None, pass_on: Socket | None = None
+        self,
+        socket: Socket,
+        events: int = 0,
+        peer_port: int | None = None,
+        pass_on: Socket | None = None,
+        limits: Limits = Limits(),  # noqa: B008 (a tuple)
     ) -> None:
         super().__init__(name="starspec-unread", daemon=True)
-        self._monitor = UnreadMonitor(socket, events, peer_port)
+        self._monitor = UnreadMonitor(socket, events, peer_port, limits=limits)
         self._pass_on = pass_on
         self._is_ending = False
         self._looked_s = -math.inf
@@ -266,6 +319,10 @@ class UnreadGuard(threading.Thread):
     def cut(self, fd: int) -> None:
         """As Unread."""
         self._monitor.unread.cut(fd)
+
+    def bar(self, peer: bytes, frame: zmq.Frame) -> bool:
+        """As Unread."""
+        return self._monitor.unread.bar(peer, frame)
 
     def end(self) -> None:
         """Look no more, from LOOK_S later on."""

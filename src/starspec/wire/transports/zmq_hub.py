@@ -22,7 +22,7 @@ from starspec.audit import AuditLog
 from starspec.errors import LinkError, OurBug
 from starspec.ids import LinkId
 from starspec.tracing import Tracer
-from starspec.wire.callers import Callers, CurveAuthenticator
+from starspec.wire.callers import Callers, Doorkeeper
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_PUBLIC_FRAME_BYTES, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import HubToTarget, Proposal
@@ -75,8 +75,7 @@ class ZmqHub:
         audit = audit or AuditLog.off()
         try:
             callers = None if keys is None else Callers(keys, clock)
-            if callers is not None:
-                CurveAuthenticator(self._context, callers, audit, clock)
+            doorkeeper = Doorkeeper(self._context, callers, audit, clock)
             ports = Ports(self._context, host, keys, data_ports)
             public, self.port = ports.open(port, MAX_PUBLIC_FRAME_BYTES)
         except BaseException:
@@ -85,7 +84,7 @@ class ZmqHub:
         self._arrivals: queue.SimpleQueue[list[Arrival] | None] = queue.SimpleQueue()
         self._ahead: list[Arrival] = []  # from `receive_ahead`, not handled yet
         self._queues = HubQueues(self._arrivals, self.stats)
-        public_port = PublicPort(public, ports, admit, report, self.stats, callers, audit, max_len, clock)
+        public_port = PublicPort(public, ports, admit, report, self.stats, callers, doorkeeper, audit, max_len, clock)
         self._thread = threading.Thread(target=self._run, args=(public_port,), name="starspec-hub-io", daemon=True)
         self._thread.start()
 
