@@ -102,6 +102,8 @@ class RequestStats:
     acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
     acceptance_histogram: list[int] = field(default_factory=list)  # [accepted tokens] -> speculative rounds
     num_spec_tokens: int = 0  # steps of the longest draft that was wanted
+    num_prediction_tokens: int = 0  # draft tokens from the text that the client predicted ...
+    num_accepted_prediction_tokens: int = 0  # ... and how many of them were accepted
     is_lossless: bool = True  # its acceptance rule keeps the target's tokens, or their distribution
     queue_s: float = 0.0  # arrival to cache row
     time_to_first_token_s: float = 0.0  # arrival to first token
@@ -125,6 +127,8 @@ class RequestStats:
         for each in several:
             total.acceptance.add(each.acceptance)
             _add_counts(total.acceptance_histogram, each.acceptance_histogram)
+            total.num_prediction_tokens += each.num_prediction_tokens
+            total.num_accepted_prediction_tokens += each.num_accepted_prediction_tokens
             total.queue_s = max(total.queue_s, each.queue_s)
             total.time_to_first_token_s = max(total.time_to_first_token_s, each.time_to_first_token_s)
             total.generation_s += each.generation_s

@@ -236,6 +236,8 @@ def toy_stats(spec: RequestSpec) -> RequestStats:
         time_to_first_token_s=0.75,
         generation_s=2.0,
     )
+    if spec.prediction is not None:
+        stats.num_prediction_tokens, stats.num_accepted_prediction_tokens = 8, 5
     if num_spec_tokens:
         stats.add_round(num_spec_tokens, min(3, num_spec_tokens), 4, 0 if is_lossless else 3)
         stats.add_round(num_spec_tokens, 1, 2)

@@ -11,6 +11,7 @@ from starspec.config import ModelConfig, Policy, SpeculativeConfig, TargetConfig
 from starspec.engine.checks import NO_HUB, check_hub, keys_of
 from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
 from starspec.engine.engine import TargetEngine
+from starspec.engine.predicted_drafts import with_predictions
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.engine.server import TargetServer
 from starspec.errors import ConfigError
@@ -53,6 +54,7 @@ def build_server(
         stats = TargetStats()
         verifier, numerics_report = _open(config, model, stats, waiting)
         drafts = make_drafts(config, speculative, verifier.info, tokenizer, stats, waiting)
+        drafts = with_predictions(drafts, speculative, config.max_num_seqs, stats)
         grammars = None
         if not config.pipe.stages:  # the last stage judges, and knows no grammar
             grammars = Grammars(tokenizer, verifier.info.vocab_size, verifier.info.eos_token_ids)

@@ -18,6 +18,7 @@ from starspec.policy.length.hub_lessons import HubLessons
 from starspec.policy.length.snapshot import LengthPolicy
 from starspec.speculation.acceptance import COUPLED, AcceptanceRule
 from starspec.speculation.ngram import PromptLookup
+from starspec.speculation.prediction import PredictedText
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.stats import HubState, TargetStats
 
@@ -135,7 +136,7 @@ class NoDrafts:
 
 
 class NgramDrafts(NoDrafts):
-    """Prompt lookup in this process: no model, no hub."""
+    """Prompt lookup in this process: no model, no hub. A request's prediction is looked into first."""
 
     drafts_forced = True
     is_connected = True
@@ -151,11 +152,16 @@ class NgramDrafts(NoDrafts):
         lessons = HubLessons.of_local_drafter()
         self.lengths = DraftLengths(policy, Costs(), lambda: lessons, stats.lengths, clock)
         self._lookup = PromptLookup[RequestKey](lookup_min, lookup_max)
+        self._predicted: dict[RequestKey, PredictedText] = {}  # of sequences with a prediction
+        self._from_prediction: set[RequestKey] = set()  # those whose draft of this round was predicted
         self._requested: dict[RequestKey, int] = {}  # steps that were wanted, of sequences whose round is not reported
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
         for sequence in sequences:
             self._lookup.append(sequence.key, sequence.token_ids)
+            if sequence.spec.prediction is not None:
+                predicted = self._predicted[sequence.key] = PredictedText(sequence.spec.prediction)
+                predicted.append(sequence.token_ids[sequence.prompt_len :])
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         return self._propose(batch, len(batch))
@@ -173,23 +179,36 @@ class NgramDrafts(NoDrafts):
         return [self._chain(each, self._requested[each.key]) for each in sequences]
 
     def _chain(self, sequence: TargetSequence, length: int) -> DraftTree:
-        return DraftTree.chain(self._lookup.propose(sequence.key, length)) if length else EMPTY_TREE
+        if not length:
+            return EMPTY_TREE
+        predicted = self._predicted.get(sequence.key)
+        token_ids = [] if predicted is None else predicted.propose(length)
+        if token_ids:
+            self._from_prediction.add(sequence.key)
+        return DraftTree.chain(token_ids or self._lookup.propose(sequence.key, length))
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         for sequence, added in zip(batch, emitted, strict=True):
             num_requested = self._requested.pop(sequence.key, None)
             if num_requested is not None:
                 self.lengths.learn(sequence, added, num_requested)
+            if sequence.key in self._from_prediction:
+                self._from_prediction.discard(sequence.key)
+                sequence.count_prediction(added.num_draft_tokens, added.num_accepted)
             if added.finish is not None:
                 self.close(sequence)
-            else:
-                self._lookup.append(sequence.key, added.token_ids)
+                continue
+            self._lookup.append(sequence.key, added.token_ids)
+            if sequence.key in self._predicted:
+                self._predicted[sequence.key].append(added.token_ids)
 
     def note_round(self, times: RoundTimes) -> None:
         self.lengths.end_round(times.num_tokens, times.traversal_s)
 
     def close(self, sequence: TargetSequence) -> None:
         self._requested.pop(sequence.key, None)
+        self._predicted.pop(sequence.key, None)
+        self._from_prediction.discard(sequence.key)
         self._lookup.forget(sequence.key)
         self.lengths.forget(sequence)
 

@@ -175,6 +175,11 @@ class TargetSequence:
         self.length_choice = f"{num_steps} {reason}"
         self.stats.num_spec_tokens = max(self.stats.num_spec_tokens, num_steps)
 
+    def count_prediction(self, num_draft_tokens: int, num_accepted: int) -> None:
+        """A round has verified a draft from the predicted text. Effects: changes `stats`."""
+        self.stats.num_prediction_tokens += num_draft_tokens
+        self.stats.num_accepted_prediction_tokens += num_accepted
+
     def count_round(
         self, num_draft_tokens: int, num_accepted: int, num_emitted: int, num_relaxed: int, now: float
     ) -> None:

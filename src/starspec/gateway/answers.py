@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from starspec.gateway.replies import FinishReason, RequestMetrics, SpeculativeMetrics, Usage
+from msgspec import UNSET
+
+from starspec.gateway.replies import CompletionTokensDetails, FinishReason, RequestMetrics, SpeculativeMetrics, Usage
 from starspec.stats import RequestStats
 from starspec.wire.messages import EngineOutput, PromptLogprob, TokenLogprob, Verified
 
@@ -56,10 +58,18 @@ def finish_reason_of(output: EngineOutput) -> FinishReason | None:
     return reason
 
 
-def usage_of(num_prompt_tokens: int, answers: Sequence[Answer]) -> Usage:
+def usage_of(num_prompt_tokens: int, answers: Sequence[Answer], *, has_prediction: bool = False) -> Usage:
     """The usage of a request. Each prompt counts once, however many answers it has."""
     num_completion_tokens = sum(len(answer.token_ids) for answer in answers)
-    return Usage(num_prompt_tokens, num_completion_tokens, num_prompt_tokens + num_completion_tokens)
+    details = _details_of(answers) if has_prediction else UNSET
+    return Usage(num_prompt_tokens, num_completion_tokens, num_prompt_tokens + num_completion_tokens, details)
+
+
+def _details_of(answers: Sequence[Answer]) -> CompletionTokensDetails:
+    """What became of the prediction, as far as answers have ended."""
+    total = RequestStats.sum_of([answer.stats for answer in answers if answer.stats is not None])
+    num_accepted = total.num_accepted_prediction_tokens
+    return CompletionTokensDetails(num_accepted, total.num_prediction_tokens - num_accepted)
 
 
 def metrics_of(answers: Sequence[Answer]) -> RequestMetrics:

@@ -9,10 +9,16 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
+class CompletionTokensDetails(Struct, frozen=True):
+    accepted_prediction_tokens: int  # draft tokens from the request's prediction that became the answer's
+    rejected_prediction_tokens: int  # those that did not; they are no part of `completion_tokens`
+
+
 class Usage(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class SpeculativeMetrics(Struct, frozen=True, kw_only=True):

@@ -205,6 +205,17 @@ class ChatPrompt(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class Prediction(Body):
+    """What the client expects as the answer, for the most part."""
+
+    type: Literal["content"]
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatCompletionRequest(ChatPrompt, SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Count | None = None
@@ -212,6 +223,7 @@ class ChatCompletionRequest(ChatPrompt, SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    prediction: Prediction | None = None
 
 
 class TokenizeRequest(Body):

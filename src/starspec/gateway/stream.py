@@ -175,7 +175,8 @@ class Delivery:
         return chunks
 
     def _usage(self) -> Usage:
-        return usage_of(self._request.num_prompt_tokens, self._answers)
+        has_prediction = self._request.specs[0].prediction is not None
+        return usage_of(self._request.num_prompt_tokens, self._answers, has_prediction=has_prediction)
 
     def _usage_so_far(self) -> Usage | UnsetType | None:
         options = self._request.options

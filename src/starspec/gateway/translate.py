@@ -18,6 +18,7 @@ from starspec.gateway.schema import (
     ChatCompletionRequest,
     CompletionRequest,
     DrawFields,
+    Prediction,
     SamplingFields,
     TokenIds,
     VerifyRequest,
@@ -116,7 +117,15 @@ class Translator:
         specs = made.specs
         if tool_use is not None and tool_use.grammar is not None:
             specs = tuple(msgspec.structs.replace(each, grammar=tool_use.grammar) for each in specs)
+        if request.prediction is not None:
+            predicted = await self._predicted(request.prediction, max_model_len)
+            specs = tuple(msgspec.structs.replace(each, prediction=predicted) for each in specs)
         return replace(made, options=options, specs=specs)
+
+    async def _predicted(self, prediction: Prediction, max_model_len: int | None) -> TokenIds:
+        text = prediction.text
+        token_ids = await self._codec.encode(text, "prediction", max_model_len, add_special_tokens=False)
+        return token_ids[:max_model_len]
 
     def _with_markup(self, params: SamplingParams, tool_use: ToolUse | None) -> SamplingParams:
         """The parameters of an answer that may call tools, and think."""

@@ -84,6 +84,7 @@ ADVICE: Final[Mapping[str, str]] = {
     **dict.fromkeys(("tools", "tool_choice"), "tools are for /v1/chat/completions: ask there, or leave this out"),
     **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), OLD_GUIDED),
     "best_of": "ask for as many answers with n and logprobs, and choose among them yourself, or leave this out",
+    "prediction": "it is for /v1/chat/completions: ask there, or leave this out",
     "echo": "/v1/completions can repeat its prompt, a chat cannot: leave this out, or ask there",
     "suffix": (
         "this server only continues texts: write the text around the gap into the prompt, in the form that your model "

@@ -55,6 +55,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     relaxed_tau: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0  # of relaxed verification, which is lossy; 0: strict
     draft: DraftToVerify | None = None  # None: generate
     grammar: GrammarSpec | None = None  # the answer follows it; None: any text
+    prediction: TokenIdList | None = None  # what the client expects, from which drafts are copied; None: nothing
 
 
 class Submit(Message, frozen=True):

@@ -1,0 +1,140 @@
+"""Requests whose client predicts the answer are drafted from the prediction. A hub gets no part of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from torch import Tensor
+
+from starspec.config import LengthConfig, SpeculativeConfig
+from starspec.engine.drafts import Drafts, NgramDrafts, RoundTimes
+from starspec.engine.sequence import RoundOutput, TargetSequence
+from starspec.policy.length.make import make_policy
+from starspec.speculation.acceptance import AcceptanceRule
+from starspec.speculation.tree import DraftTree
+from starspec.stats import HubState, TargetStats
+
+MAX_STEPS: Final = 32  # of a draft: a prediction mostly holds for lines, and drafting from it costs nothing
+
+
+class PredictedDrafts:
+    """Splits each batch: sequences with a prediction have drafts from it, all others those of another source.
+
+    Args:
+        others: that source.
+        predicted: drafts from predictions.
+    """
+
+    def __init__(self, others: Drafts, predicted: NgramDrafts) -> None:
+        self._others = others
+        self._predicted = predicted
+        self._had_others = False  # in the round that was reported last
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        return self._others.rule
+
+    @property
+    def is_connected(self) -> bool:
+        return self._others.is_connected
+
+    @property
+    def hub_state(self) -> HubState | None:
+        return self._others.hub_state
+
+    @property
+    def hub_state_s(self) -> float:
+        return self._others.hub_state_s
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self._others.feature_layers
+
+    def open(self, sequences: Sequence[TargetSequence]) -> None:
+        parts = _split(sequences)
+        self._predicted.open(parts.predicted)
+        self._others.open(parts.others)
+
+    def add_prompt_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
+        if not _is_predicted(sequence):
+            self._others.add_prompt_features(sequence, start, features)
+
+    def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
+        parts = _split(batch)
+        predicted = iter(self._predicted.collect(parts.predicted) if parts.predicted else [])
+        others = iter(self._others.collect(parts.others) if parts.others else [])
+        return [next(predicted if _is_predicted(each) else others) for each in batch]
+
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
+        pairs = list(zip(batch, emitted, strict=True))
+        for drafts, is_predicted in ((self._predicted, True), (self._others, False)):
+            part = [pair for pair in pairs if _is_predicted(pair[0]) is is_predicted]
+            if part:
+                drafts.report([each for each, _ in part], [added for _, added in part])
+        self._had_others = not all(map(_is_predicted, batch))
+
+    def close(self, sequence: TargetSequence) -> None:
+        (self._predicted if _is_predicted(sequence) else self._others).close(sequence)
+
+    def holds_back(self, sequence: TargetSequence) -> bool:
+        return not _is_predicted(sequence) and self._others.holds_back(sequence)
+
+    def note_round(self, times: RoundTimes) -> None:
+        """What steps take is the same for all. Of a round without its sequences, the other source learns nothing."""
+        self._predicted.note_round(times)
+        if self._had_others:
+            self._others.note_round(times)
+
+    def poll(self) -> None:
+        self._others.poll()
+
+    def shutdown(self) -> None:
+        self._others.shutdown()
+
+
+def with_predictions(
+    others: Drafts,
+    speculative: SpeculativeConfig | None,
+    max_num_seqs: int,
+    stats: TargetStats,
+    clock: Callable[[], float] = time.monotonic,
+) -> PredictedDrafts:
+    """These drafts, and drafts from predictions for the requests that have one.
+
+    Args:
+        speculative: how others are drafted; None = not at all.
+        max_num_seqs: sequences of a round, at most.
+    """
+    config = _config_of(speculative or SpeculativeConfig())
+    policy = make_policy(config, max_num_seqs)
+    lookup = (config.prompt_lookup_min, config.prompt_lookup_max)
+    return PredictedDrafts(others, NgramDrafts(policy, *lookup, stats, clock))
+
+
+def _config_of(speculative: SpeculativeConfig) -> SpeculativeConfig:
+    """What holds for drafts from predictions: the others' bounds by batch size, and their kind of policy."""
+    is_fixed = speculative.length.policy == "fixed"
+    return SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=MAX_STEPS,
+        length=LengthConfig(policy="fixed" if is_fixed else "goodput"),
+        disable_by_batch_size=speculative.disable_by_batch_size,
+        prompt_lookup_min=speculative.prompt_lookup_min,
+        prompt_lookup_max=speculative.prompt_lookup_max,
+    )
+
+
+class _Parts(NamedTuple):
+    predicted: list[TargetSequence]
+    others: list[TargetSequence]
+
+
+def _split(sequences: Sequence[TargetSequence]) -> _Parts:
+    predicted = [each for each in sequences if _is_predicted(each)]
+    return _Parts(predicted, [each for each in sequences if not _is_predicted(each)])
+
+
+def _is_predicted(sequence: TargetSequence) -> bool:
+    return sequence.spec.prediction is not None
