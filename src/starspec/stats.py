@@ -212,6 +212,47 @@ class GrammarStats:
 
 
 @dataclass(slots=True, kw_only=True)
+class StageStats:
+    """One stage of a target, or a spare, as the target knows it."""
+
+    endpoint: str
+    layers: str = ""  # START:END; "" = not known yet
+    index: int | None = None  # its place among the stages; None = it is a spare
+    is_attached: bool = False
+    num_traversals: int = 0  # that landed; a spare that takes a place goes on with its sums
+    compute_s: float = 0.0
+    wait_s: float = 0.0  # traversals lay there before they were computed
+    num_bytes: int = 0  # of traversals, as they arrived there
+    num_hidden_bytes: int = 0  # of these, hidden states
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        if self.index is None:
+            return "spare" if self.is_attached else "spare, away"
+        return "attached" if self.is_attached else "lost"
+
+
+@dataclass(slots=True, kw_only=True)
+class PipeStats:
+    """The stages of a target that is cut."""
+
+    stages: list[StageStats] = field(default_factory=list)  # in the order of their layers, spares last
+    depth: int = 0  # traversals that should be in flight; 0 = the stages are being attached
+    num_in_flight: int = 0
+    num_traversals: int = 0  # that landed
+    num_stale_windows: int = 0  # that stood on refused tokens, and were not computed to their end
+    num_landing_bytes: int = 0  # of the last stage's answers
+    num_losses: int = 0  # times that a stage was lost
+    fill: Mean = field(default_factory=Mean)  # share of the time, with something in flight, that the slowest computes
+
+    @property
+    def num_bytes(self) -> int:
+        """Of traversals and their answers, on all links."""
+        return self.num_landing_bytes + sum(each.num_bytes for each in self.stages)
+
+
+@dataclass(slots=True, kw_only=True)
 class TargetStats:
     """A target's side of StarSD's decomposition."""
 
@@ -223,6 +264,7 @@ class TargetStats:
     batch: BatchStats = field(default_factory=BatchStats)
     lengths: LengthStats = field(default_factory=LengthStats)
     grammars: GrammarStats = field(default_factory=GrammarStats)
+    pipe: PipeStats | None = None  # of a target in stages
     num_rounds: int = 0
     num_late_rounds: int = 0  # rounds that started without an expected proposal
     num_stale_messages: int = 0  # dropped by epoch

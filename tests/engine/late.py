@@ -23,7 +23,7 @@ class LateVerifier:
 
     def __init__(self, verifier: LocalVerifier, num_polls: int, depth: int) -> None:
         self.runner, self.info, self.cache = verifier.runner, verifier.info, verifier.cache
-        self.depth, self.refusal = depth, verifier.refusal
+        self.depth, self.refusal, self.pipe = depth, verifier.refusal, verifier.pipe
         self.most_in_flight = 0
         self._verifier = verifier
         self._num_late = num_polls

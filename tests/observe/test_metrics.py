@@ -8,7 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from starspec.ids import TargetId
 from starspec.observe.metrics import StatusCollector, StatusSnapshot
-from starspec.stats import HubStats, HubTargetStats, Mean, TargetStats
+from starspec.observe.view import stage_views, target_metrics
+from starspec.stats import HubStats, HubTargetStats, Mean, PipeStats, StageStats, TargetStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
 
@@ -175,3 +176,41 @@ def test_a_scrape_asks_for_a_fresh_snapshot() -> None:
     before = generate_latest(registry)
     status.stats.acceptance.add_round(4, 3, 4)
     assert generate_latest(registry) != before
+
+
+def in_stages() -> TargetStatus:
+    """A target after two rounds, whose second stage is a spare that took its place."""
+    status = target("a", [(4, 2), (4, 4)])
+    first = StageStats(endpoint="tcp://a:1", layers="0:2", index=0, is_attached=True, compute_s=1.5, num_bytes=100)
+    last = StageStats(endpoint="tcp://c:1", layers="2:4", index=1, is_attached=True, wait_s=0.5, num_hidden_bytes=60)
+    lost = StageStats(endpoint="tcp://b:1", layers="2:4")
+    pipe = PipeStats(stages=[first, last, lost], depth=2, num_traversals=4, num_landing_bytes=20, num_losses=1)
+    status.stats.pipe = pipe
+    return status
+
+
+def test_stages_have_samples_by_their_place_and_spares_have_none() -> None:
+    read = scrape(StatusSnapshot((in_stages(), target("b", [(3, 0)]))))
+    a = (("target", "a"),)
+    assert read["starspec_pipe_traversals_total", a] == 4
+    assert read["starspec_pipe_traversals_per_token", a] == 0.5  # 3 + 5 tokens
+    assert read["starspec_pipe_bytes_per_token", a] == 15.0
+    assert read["starspec_stage_compute_seconds_total", (("stage", "0"), *a)] == 1.5
+    assert read["starspec_stage_wait_seconds_total", (("stage", "1"), *a)] == 0.5
+    assert {labels for name, labels in read if name == "starspec_stage_attached"} == {
+        (("stage", "0"), *a),
+        (("stage", "1"), *a),
+    }
+    assert ("starspec_pipe_traversals_total", (("target", "b"),)) not in read
+
+
+def test_a_dashboard_is_told_of_stages_and_spares() -> None:
+    status = in_stages()
+    assert [(each.index, each.layers, each.state) for each in stage_views(status)] == [
+        (0, "0:2", "attached"),
+        (1, "2:4", "attached"),
+        (None, "2:4", "spare, away"),
+    ]
+    assert stage_views(status)[0].metrics["stage_compute_seconds"] == 1.5
+    assert target_metrics(status)["pipe_depth"] == 2
+    assert stage_views(target("b", [])) == []

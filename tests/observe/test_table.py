@@ -7,7 +7,7 @@ from rich.console import Console
 from starspec.ids import TargetId
 from starspec.observe.metrics import StatusSnapshot
 from starspec.observe.table import star_line, star_table
-from starspec.stats import AcceptanceStats, HubStats, LengthStats, Mean, TargetStats
+from starspec.stats import AcceptanceStats, HubStats, LengthStats, Mean, PipeStats, StageStats, TargetStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
 
@@ -105,3 +105,28 @@ def test_the_line_says_the_same_as_the_table() -> None:
     assert "target-1: waiting to restart" in line
     assert "hub: toy-draft: load 63%, T_wait 0.5 ms, T_idle 9.8 ms a request, 4.2 s in all" in line
     assert "\n" not in line
+
+
+def test_stages_stand_below_their_target_with_layers_times_and_states() -> None:
+    status = target_status("target-0")
+    stages = [
+        StageStats(endpoint="a", layers="0:15", index=0, is_attached=True, num_traversals=10, compute_s=0.5),
+        StageStats(endpoint="b", layers="15:30", index=1),
+        StageStats(endpoint="c", layers="15:30", is_attached=True),
+    ]
+    status.stats.pipe = PipeStats(stages=stages)
+    states = {**STATES, "target-0-stage-0": "ready", "target-0-stage-1": "waiting to restart"}
+    out = StringIO()
+    Console(file=out, width=100).print(star_table(StatusSnapshot((status,), HUB), states, "star"))
+    rows = [line.replace("│", " ").split() for line in out.getvalue().splitlines()]
+    at = next(index for index, row in enumerate(rows) if row[:1] == ["target-0"])
+    assert rows[at + 1] == ["stage", "0", "-", "-", "-", "-", "50.0", "-", "0:15", "attached"]
+    assert rows[at + 2] == ["stage", "1", "-", "-", "-", "-", "-", "-", "15:30", "lost"]
+    assert rows[at + 3] == ["spare", "-", "-", "-", "-", "-", "-", "15:30", "spare"]
+    assert "stage-0" not in out.getvalue()
+    assert "stage-0" in shown_line(states)
+
+
+def shown_line(states: dict[str, str]) -> str:
+    """Before a target tells of its stages, they are processes as others."""
+    return star_line(StatusSnapshot((target_status("target-0"),), HUB), states)

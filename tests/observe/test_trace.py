@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starspec.observe.trace import Trace, merge
+from starspec.tracing import flow_id
 
 
 def written(trace: Trace, path: Path) -> list[dict]:
@@ -74,3 +75,22 @@ def test_parts_merge_and_a_killed_process_is_left_out(tmp_path: Path) -> None:
     assert merge(parts, tmp_path / "all.json") == 2
     events = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
     assert [event["name"] for event in slices(events)] == ["hub", "target"]
+
+
+def test_a_flow_leaves_its_origin_passes_slices_of_other_processes_and_comes_back(tmp_path: Path) -> None:
+    coordinator, stage = Trace("target-0"), Trace("target-0-stage-1")
+    name = flow_id("target-0", 2, 7)
+    coordinator.slice("pipe", "traversal", 1.0, 2.0, flow_from=name)
+    coordinator.slice("pipe", "traversal", 1.5, 2.5, flow_from=flow_id("target-0", 2, 8))
+    stage.slice("stage", "traversal", 1.2, 1.4, flow=name)
+    events = [*written(coordinator, tmp_path / "a.json"), *written(stage, tmp_path / "b.json")]
+    points = [event for event in events if event.get("id") == name]
+    assert [(event["ph"], event["ts"]) for event in points] == [("s", 1e6), ("f", 2e6 - 1), ("t", 1.2e6)]
+    (own, _, other) = slices(events)
+    assert [event["tid"] for event in points] == [own["tid"], own["tid"], other["tid"]]
+
+
+def test_flows_of_other_targets_epochs_and_traversals_have_other_names() -> None:
+    names = {flow_id(owner, epoch, number) for owner in ("t0", "t1") for epoch in (1, 2) for number in (1, 2)}
+    assert len(names) == 8
+    assert all(int(name, 16) < 2**64 for name in names)

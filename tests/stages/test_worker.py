@@ -38,6 +38,7 @@ from starspec.wire.messages import (
     RowChange,
     RowLaw,
     StageToCoordinator,
+    StageWork,
     Traversal,
     VerdictOf,
     WindowHead,
@@ -306,7 +307,7 @@ def test_a_coordinator_survives_whatever_stages_send_and_goes_on() -> None:
         Attached(PipeEpoch(2), 0, 1, 3, "toy", 4, 64),
         Outdated(PipeEpoch(7)),
         Refused("full", "no"),
-        Landing(PipeEpoch(1), 1, [VerdictOf([3, 4], (0,))], (0.1,)),
+        Landing(PipeEpoch(1), 1, [VerdictOf([3, 4], (0,))], (StageWork(0.1, 0.0, 9, 0),)),
     ]
     seeds, decoder = [encode(each) for each in answers], Decoder[StageToCoordinator](StageToCoordinator)
     num_heard = 0

@@ -58,6 +58,7 @@ from starspec.wire.messages import (
     RowLaw,
     StageToCoordinator,
     StageToStage,
+    StageWork,
     Submit,
     TargetStatus,
     TargetToGateway,
@@ -72,6 +73,7 @@ from starspec.wire.messages import (
 )
 
 SAMPLING = SamplingSpec(temperature=0.7, top_p=0.9, logit_bias={5: -1.5}, seed=2**62, end_token_ids=(2, 3))
+WORK = StageWork(0.5, 0.25, 900, 700)
 HEAD = WindowHead(0, RowLease(1), RowEpoch(0), 4, 3, 3, (0, 2), (-1, 0, 0), [5, 6, 7])
 LAW = RowLaw(SAMPLING, None, 2, 1, [1, 2])
 STATS = TargetStats(acceptance=AcceptanceStats(num_drafts=3, num_accepted_tokens_per_pos=[3, 1]), num_rounds=4)
@@ -98,7 +100,10 @@ EVERY_MESSAGE: list[tuple[object, Message]] = [
     (CoordinatorToStage, Beat(PipeEpoch(1))),
     (CoordinatorToStage, Retract(PipeEpoch(1), 2, RowLease(3), RowEpoch(1))),
     (CoordinatorToStage, Detach(PipeEpoch(1))),
-    (StageToStage, Traversal(PipeEpoch(1), 1, [RowChange("lease", 0, RowLease(1))], [HEAD], (0.5,))),
+    (
+        StageToStage,
+        Traversal(PipeEpoch(1), 1, [RowChange("lease", 0, RowLease(1))], [HEAD], (StageWork(0.5, 0.25, 900, 700),)),
+    ),
     (StageToStage, Judges([JudgeOf(0, 3, [5, 6, 7], [-1, -1], law=LAW)])),
     (StageToCoordinator, Attached(PipeEpoch(1), 0, 2, 4, "f", 8, 100)),
     (StageToCoordinator, Outdated(PipeEpoch(4))),

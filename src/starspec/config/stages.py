@@ -136,6 +136,11 @@ class PipeConfig:
         return None if isinstance(self.in_flight, str) else self.in_flight
 
 
+def stage_name(target: str, index: int) -> str:
+    """The name of a stage's process beside its target's."""
+    return f"{target}-stage-{index}"
+
+
 def check_drafts_of_stages(speculative: SpeculativeConfig | None) -> None:
     """Raises: ConfigError if drafts need hidden states."""
     if speculative is not None and speculative.traits.reads_features:

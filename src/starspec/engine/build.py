@@ -52,7 +52,7 @@ def build_server(
     try:
         tokenizer = load_tokenizer(model.model)
         stats = TargetStats()
-        verifier, numerics_report = _open(config, model, stats, waiting)
+        verifier, numerics_report = _open(config, model, stats, waiting, trace)
         drafts = make_drafts(config, speculative, verifier.info, tokenizer, stats, waiting)
         drafts = with_predictions(drafts, speculative, config.max_num_seqs, stats)
         grammars = None
@@ -86,10 +86,12 @@ def build_server(
     return TargetServer(config, engine, serving, audit)
 
 
-def _open(config: TargetConfig, model: ModelConfig, stats: TargetStats, waiting: Waiting) -> tuple[Verifier, str]:
+def _open(
+    config: TargetConfig, model: ModelConfig, stats: TargetStats, waiting: Waiting, trace: Tracer | None
+) -> tuple[Verifier, str]:
     """What verifies this target's windows, in this process or at its stages; and the report of its numerics."""
     if config.pipe.stages:
-        return open_stages(config, model, waiting)
+        return open_stages(config, model, waiting, trace=trace)
     verifier, _, report = open_runner(model, config.batching, stats.batch)
     return verifier, report
 

@@ -220,6 +220,7 @@ class TargetServer:
         engine.refresh_rate()
         engine.stats.num_frames_rejected = self._serving.num_frames_rejected
         engine.stats.num_dropped = self._serving.num_dropped
+        engine.stats.pipe = engine.verifier.pipe
         return TargetStatus(
             target_id=TargetId(self._config.name),
             model=engine.verifier.info.name,

@@ -5,7 +5,7 @@ Any process can use it: a hub or a target for itself, the gateway for all proces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -17,16 +17,20 @@ from starspec.observe.quantities import (
     HUB_GAUGES,
     HUB_TARGET_COUNTERS,
     HUB_TARGET_GAUGES,
+    PIPE_COUNTERS,
+    PIPE_GAUGES,
+    STAGE_COUNTERS,
+    STAGE_GAUGES,
     TARGET_COUNTERS,
     TARGET_GAUGES,
     Quantity,
 )
-from starspec.stats import HubTargetStats, TargetStats
+from starspec.stats import HubTargetStats, StageStats, TargetStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
 PREFIX: Final = "starspec_"
 Family = type[CounterMetricFamily] | type[GaugeMetricFamily]
-S = TypeVar("S", TargetStatus, HubStatus, HubTargetStats)
+S = TypeVar("S", TargetStatus, HubStatus, HubTargetStats, StageStats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +62,17 @@ class StatusCollector(Collector):
 def families(snapshot: StatusSnapshot) -> Iterator[Metric]:
     """Every family, with one sample for each target (label `target`) or for the hub (label `draft`).
 
-    A hub's statistics of its targets have the label `target` too; a vLLM server has no other samples.
+    A hub's statistics of its targets have the label `target` too; a vLLM server has no other samples. Those of a
+    target's stages also have `stage`, their place from 0.
     """
     targets = {str(each.target_id): each for each in snapshot.targets}
+    in_stages = {name: each for name, each in targets.items() if each.stats.pipe is not None}
+    stages: dict[tuple[str, ...], StageStats] = {
+        (name, str(stage.index)): stage
+        for name, each in in_stages.items()
+        for stage in (each.stats.pipe.stages if each.stats.pipe else ())
+        if stage.index is not None
+    }
     hubs = {snapshot.hub.draft_name: snapshot.hub} if snapshot.hub else {}
     at_hub = {str(name): stats for name, stats in snapshot.hub.targets.items()} if snapshot.hub else {}
     yield from _families(TARGET_COUNTERS, CounterMetricFamily, "target", targets)
@@ -90,13 +102,24 @@ def families(snapshot: StatusSnapshot) -> Iterator[Metric]:
     yield from _families(HUB_GAUGES, GaugeMetricFamily, "draft", hubs)
     yield from _families(HUB_TARGET_COUNTERS, CounterMetricFamily, "target", at_hub)
     yield from _families(HUB_TARGET_GAUGES, GaugeMetricFamily, "target", at_hub)
+    yield from _families(PIPE_COUNTERS, CounterMetricFamily, "target", in_stages)
+    yield from _families(PIPE_GAUGES, GaugeMetricFamily, "target", in_stages)
+    yield from _labelled(STAGE_COUNTERS, CounterMetricFamily, ("target", "stage"), stages)
+    yield from _labelled(STAGE_GAUGES, GaugeMetricFamily, ("target", "stage"), stages)
 
 
 def _families(quantities: Sequence[Quantity[S]], kind: Family, label: str, statuses: dict[str, S]) -> Iterator[Metric]:
+    return _labelled(quantities, kind, (label,), {(name,): status for name, status in statuses.items()})
+
+
+def _labelled(
+    quantities: Sequence[Quantity[S]], kind: Family, labels: Sequence[str], statuses: Mapping[tuple[str, ...], S]
+) -> Iterator[Metric]:
+    """Args: statuses: by the values of the labels."""
     for quantity in quantities:
-        family = kind(PREFIX + quantity.name, quantity.meaning, labels=[label])
-        for name, status in statuses.items():
-            family.add_metric([name], quantity.read(status))
+        family = kind(PREFIX + quantity.name, quantity.meaning, labels=labels)
+        for values, status in statuses.items():
+            family.add_metric(values, quantity.read(status))
         yield family
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from starspec.stats import HubTargetStats
+from starspec.stats import HubTargetStats, PipeStats, StageStats, TargetStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
-S = TypeVar("S", TargetStatus, HubStatus, HubTargetStats)
+S = TypeVar("S", TargetStatus, HubStatus, HubTargetStats, StageStats)
 
 
 class Quantity(NamedTuple, Generic[S]):
@@ -26,6 +26,7 @@ class Quantity(NamedTuple, Generic[S]):
 Target = Quantity[TargetStatus]
 Hub = Quantity[HubStatus]
 HubTarget = Quantity[HubTargetStats]
+Stage = Quantity[StageStats]
 
 TARGET_COUNTERS: Final[tuple[Target, ...]] = (
     Target("spec_decode_num_drafts", "Proposals verified.", lambda t: t.stats.acceptance.num_drafts),
@@ -208,4 +209,57 @@ HUB_TARGET_GAUGES: Final[tuple[HubTarget, ...]] = (
         "One proposal of a tag, or verdict without one, to the next.",
         lambda s: s.round.value,
     ),
+)
+
+
+def _per_token(stats: TargetStats, number: float) -> float:
+    """Over the tokens emitted; 0 before any."""
+    num_tokens = stats.acceptance.num_emitted_tokens
+    return number / num_tokens if num_tokens else 0.0
+
+
+def _pipe(status: TargetStatus) -> PipeStats:
+    return status.stats.pipe or PipeStats()
+
+
+# Of targets in stages only.
+PIPE_COUNTERS: Final[tuple[Target, ...]] = (
+    Target("pipe_traversals", "Traversals of the stages that landed.", lambda t: _pipe(t).num_traversals),
+    Target("pipe_bytes", "Bytes of traversals and their answers, on all links.", lambda t: _pipe(t).num_bytes),
+    Target(
+        "pipe_stale_windows",
+        "Windows that stood on refused tokens, and were dropped.",
+        lambda t: _pipe(t).num_stale_windows,
+    ),
+    Target("pipe_losses", "Times that a stage was lost.", lambda t: _pipe(t).num_losses),
+)
+PIPE_GAUGES: Final[tuple[Target, ...]] = (
+    Target("pipe_depth", "Traversals that should be in flight; 0: stages are missing.", lambda t: _pipe(t).depth),
+    Target("pipe_in_flight", "Traversals in flight.", lambda t: _pipe(t).num_in_flight),
+    Target(
+        "pipe_fill",
+        "Share of the time, while something is in flight, in which the slowest stage computes.",
+        lambda t: _pipe(t).fill.value,
+    ),
+    Target(
+        "pipe_traversals_per_token",
+        "Traversals for each token emitted, those of prompts included.",
+        lambda t: _per_token(t.stats, _pipe(t).num_traversals),
+    ),
+    Target(
+        "pipe_bytes_per_token",
+        "Bytes on all links for each token emitted, those of prompts included.",
+        lambda t: _per_token(t.stats, _pipe(t).num_bytes),
+    ),
+)
+
+# Of each stage, by its place: a spare that takes a place goes on with its sums.
+STAGE_COUNTERS: Final[tuple[Stage, ...]] = (
+    Stage("stage_compute_seconds", "Seconds in which the stage computed.", lambda s: s.compute_s),
+    Stage("stage_wait_seconds", "Seconds in which traversals lay at the stage before.", lambda s: s.wait_s),
+    Stage("stage_bytes", "Bytes of traversals that came to the stage.", lambda s: s.num_bytes),
+    Stage("stage_hidden_bytes", "Of these, hidden states.", lambda s: s.num_hidden_bytes),
+)
+STAGE_GAUGES: Final[tuple[Stage, ...]] = (
+    Stage("stage_attached", "1 while the stage is attached.", lambda s: float(s.is_attached)),
 )

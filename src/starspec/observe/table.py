@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rich.table import Table
 from rich.text import Text
 
+from starspec.config.stages import stage_name
 from starspec.observe.metrics import StatusSnapshot
+from starspec.stats import StageStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
 COLUMNS: Final = (
@@ -37,10 +39,13 @@ def star_table(snapshot: StatusSnapshot, states: Mapping[str, str], title: str) 
     for number, column in enumerate(COLUMNS):
         table.add_column(column, justify="left" if number in (0, len(COLUMNS) - 1) else "right")
     statuses = {str(status.target_id): status for status in snapshot.targets}
+    shown = _names_of_stages(snapshot)
     for name, state in states.items():
         if name in statuses:
             table.add_row(*_cells(statuses[name]))
-        elif name not in NO_TARGETS:
+            for stage in _stages(statuses[name]):
+                table.add_row(*_stage_cells(stage))
+        elif name not in NO_TARGETS and name not in shown:
             table.add_row(name, *[UNKNOWN] * (len(COLUMNS) - 2), state)
     if "hub" in states:
         table.caption = Text(f"hub    {_hub_text(snapshot.hub, states['hub'])}")
@@ -57,7 +62,29 @@ def star_line(snapshot: StatusSnapshot, states: Mapping[str, str]) -> str:
 
 
 def _is_silent_target(name: str, snapshot: StatusSnapshot) -> bool:
-    return name not in NO_TARGETS and name not in {str(status.target_id) for status in snapshot.targets}
+    targets = {str(status.target_id) for status in snapshot.targets}
+    return name not in {*NO_TARGETS, *targets, *_names_of_stages(snapshot)}
+
+
+def _names_of_stages(snapshot: StatusSnapshot) -> set[str]:
+    """Of the stages that their targets tell of."""
+    return {
+        stage_name(str(status.target_id), stage.index)
+        for status in snapshot.targets
+        for stage in _stages(status)
+        if stage.index is not None
+    }
+
+
+def _stages(status: TargetStatus) -> Sequence[StageStats]:
+    return () if status.stats.pipe is None else status.stats.pipe.stages
+
+
+def _stage_cells(stage: StageStats) -> tuple[str, ...]:
+    """A row below its target's: what it is, the mean time of a traversal, and its state."""
+    name = "  spare" if stage.index is None else f"  stage {stage.index}"
+    compute = _ms(stage.compute_s / stage.num_traversals) if stage.num_traversals else UNKNOWN
+    return (name, *[UNKNOWN] * 4, compute, UNKNOWN, f"{stage.layers} {stage.state}".strip())
 
 
 def _cells(status: TargetStatus) -> tuple[str, ...]:

@@ -11,12 +11,13 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from starspec.output_files import write_whole
 
 MAX_SLICES = 200_000  # kept per process: about an hour of rounds; the oldest are dropped first
-TRACKS = ("draft", "verify", "wire", "idle")  # in the order of the viewer; others follow
+FLOW_END_US: Final = 1.0  # an arrow ends so long before the end of its slice, to lie within it
+TRACKS = ("draft", "verify", "stage", "pipe", "wire", "idle")  # in the order of the viewer; others follow
 
 Event = dict[str, Any]  # one entry of Chrome's `traceEvents`
 Lane = tuple[str, int]  # (track, 0...): overlapping slices of a track are in different lanes
@@ -65,7 +66,8 @@ class Trace:
         lanes = sorted({(each.track, lane) for each, lane in placed}, key=_viewing_order)
         tids = {lane: tid for tid, lane in enumerate(lanes, start=1)}
         slice_events = [_slice_event(each, tids[each.track, lane]) for each, lane in placed]
-        _write_json(path, [*self._name_events(tids), *slice_events])
+        flow_events = [event for each, lane in placed for event in _flow_events(each, tids[each.track, lane])]
+        _write_json(path, [*self._name_events(tids), *slice_events, *flow_events])
 
     def _name_events(self, tids: dict[Lane, int]) -> Iterator[Event]:
         note = f" ({self.num_forgotten} older slices forgotten)" if self.num_forgotten else ""
@@ -123,6 +125,18 @@ def _slice_event(each: Slice, tid: int) -> Event:
         "tid": tid,
         "args": each.args,
     }
+
+
+def _flow_events(each: Slice, tid: int) -> Iterator[Event]:
+    """The points of a slice that arrows connect: `flow` and `flow_from`, as Tracer has them."""
+    common = {"name": "flow", "cat": "flow", "pid": os.getpid(), "tid": tid}
+    start_us, end_us = round(each.start_s * 1e6, 3), round(each.end_s * 1e6, 3)
+    if "flow" in each.args:
+        yield {**common, "ph": "t", "ts": start_us, "id": each.args["flow"]}
+    if "flow_from" in each.args:
+        yield {**common, "ph": "s", "ts": start_us, "id": each.args["flow_from"]}
+        within_us = max(start_us, end_us - FLOW_END_US)
+        yield {**common, "ph": "f", "bp": "e", "ts": within_us, "id": each.args["flow_from"]}
 
 
 def _write_json(path: Path, events: Sequence[Event]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from starspec.errors import ConfigError
 
 LEAST_GAP_S: Final = 0.001  # shorter pauses are no gaps
-DRAFT, VERIFY, WAIT = "draft", "verify", "wait"  # a track of a hub, a track of a target, a slice's name
+DRAFT, VERIFY, STAGE, WAIT = "draft", "verify", "stage", "wait"  # tracks of a hub, target, stage; a slice's name
 STEP: Final = "draft step"
 
 Span = tuple[float, float]  # start and end, in seconds
@@ -23,9 +23,9 @@ class Work(NamedTuple):
 
     process: str
     span_s: float  # of the whole trace
-    busy_s: float  # a hub drafts, a target verifies
+    busy_s: float  # a hub drafts, a target verifies, a stage computes
     gaps: Sequence[float]  # seconds of pauses between two pieces of work
-    steps: Sequence[float]  # seconds of a hub's draft steps that targets waited for, or of a target's verifications
+    steps: Sequence[float]  # of draft steps that targets waited for, of verifications, of a stage's computing
 
     @property
     def busy_share(self) -> float:
@@ -33,7 +33,7 @@ class Work(NamedTuple):
 
     @property
     def median_step_s(self) -> float | None:
-        """t_s of a hub, t_v of a target."""
+        """t_s of a hub, t_v of a target or of a stage."""
         return median(self.steps) if self.steps else None
 
 
@@ -96,9 +96,9 @@ def _slices(path: Path) -> list[_Slice]:
 
 
 def _work(process: str, slices: Sequence[_Slice], span_s: float) -> Work:
-    busy = _union(each.span for each in slices if each.track in (DRAFT, VERIFY))
+    busy = _union(each.span for each in slices if each.track in (DRAFT, VERIFY, STAGE))
     gaps = [later[0] - earlier[1] for earlier, later in pairwise(busy)]
-    steps = [each.span[1] - each.span[0] for each in slices if each.name in (STEP, VERIFY)]
+    steps = [each.span[1] - each.span[0] for each in slices if each.name in (STEP, VERIFY) or each.track == STAGE]
     return Work(process, span_s, _length(busy), [gap for gap in gaps if gap >= LEAST_GAP_S], steps)
 
 

@@ -15,6 +15,10 @@ from starspec.observe.quantities import (
     HUB_GAUGES,
     HUB_TARGET_COUNTERS,
     HUB_TARGET_GAUGES,
+    PIPE_COUNTERS,
+    PIPE_GAUGES,
+    STAGE_COUNTERS,
+    STAGE_GAUGES,
     TARGET_COUNTERS,
     TARGET_GAUGES,
     Quantity,
@@ -33,6 +37,16 @@ class LinkView(msgspec.Struct, frozen=True, kw_only=True):
     for_s: float
 
 
+class StageView(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of a target, or a spare."""
+
+    endpoint: str
+    layers: str  # START:END; "" = not known yet
+    index: int | None  # None: a spare
+    state: str
+    metrics: Values = {}  # of a stage
+
+
 class TargetView(msgspec.Struct, frozen=True, kw_only=True):
     """One target."""
 
@@ -42,6 +56,7 @@ class TargetView(msgspec.Struct, frozen=True, kw_only=True):
     hub: LinkView | None = None  # None: it has no hub, or has not told
     status: TargetStatus | None = None  # as it told it; None: it is not connected
     metrics: Values = {}
+    stages: list[StageView] = []  # of its model, in the order of their layers, spares last; none: it is not cut
 
 
 class HubView(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +110,22 @@ class StarView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def target_metrics(status: TargetStatus) -> Values:
-    return _values((*TARGET_COUNTERS, *TARGET_GAUGES), status)
+    of_pipe = () if status.stats.pipe is None else (*PIPE_COUNTERS, *PIPE_GAUGES)
+    return _values((*TARGET_COUNTERS, *TARGET_GAUGES, *of_pipe), status)
+
+
+def stage_views(status: TargetStatus) -> list[StageView]:
+    stages = [] if status.stats.pipe is None else status.stats.pipe.stages
+    return [
+        StageView(
+            endpoint=each.endpoint,
+            layers=each.layers,
+            index=each.index,
+            state=each.state,
+            metrics={} if each.index is None else _values((*STAGE_COUNTERS, *STAGE_GAUGES), each),
+        )
+        for each in stages
+    ]
 
 
 def hub_metrics(status: HubStatus) -> Values:

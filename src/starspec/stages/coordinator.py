@@ -15,11 +15,14 @@ import structlog
 from starspec.errors import ConfigError, LocalProtocolError
 from starspec.models.runner import ModelInfo
 from starspec.policy.pipe_depth import PipeTimes
+from starspec.stages.account import PipeAccount
 from starspec.stages.attach import Pipe
 from starspec.stages.frames import Frame, heard
 from starspec.stages.link import PipeLink
 from starspec.stages.membership import USUAL_TIMES, Membership, StageTimes
 from starspec.stages.mirror import MirroredRows
+from starspec.stats import PipeStats
+from starspec.tracing import Tracer, flow_id
 from starspec.windows.verifier import Landed, Lost, Ticket
 from starspec.windows.window import Judge, Window
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES, encode
@@ -64,6 +67,7 @@ class RemoteVerifier:
         clock: seconds.
         spares: names of processes that may take the place of a stage; the link counts them behind the stages.
         times: how long to wait.
+        trace: records traversals, if given.
     """
 
     def __init__(
@@ -76,16 +80,19 @@ class RemoteVerifier:
         clock: Callable[[], float],
         spares: Sequence[str] = (),
         times: StageTimes = USUAL_TIMES,
+        trace: Tracer | None = None,
     ) -> None:
         self.info = info
         self.cache = MirroredRows(pipe.num_rows, pipe.max_len, pipe.num_cache_bytes)
-        self.stage_s = [0.0] * len(pipe.stages)  # computing of each stage, for all that has landed
         self.num_losses = 0  # of the pipe
         self.traversals = PipeTimes(len(pipe.stages))
         self._depth = depth
         self._link = link
         self._clock = clock
         self._times = times
+        self._trace = trace
+        self._target_id = pipe.target_id
+        self._account = PipeAccount(len(pipe.stages))
         self._members = Membership(pipe, spares, times, clock())
         self._tickets = itertools.count()
         self._news: list[Lost] = []
@@ -103,6 +110,11 @@ class RemoteVerifier:
     @property
     def refusal(self) -> str | None:
         return self._members.reason if self._members.has_given_up else None
+
+    @property
+    def pipe(self) -> PipeStats:
+        """As Verifier."""
+        return self._account.of(self._members, self.depth, self.num_in_flight, self.num_losses)
 
     @property
     def num_in_flight(self) -> int:
@@ -242,10 +254,13 @@ class RemoteVerifier:
             return None
         launch = self._in_flight.popleft()
         self._moved_s = now
-        if len(message.stage_s) == len(self.stage_s):
-            self.stage_s = [before + new for before, new in zip(self.stage_s, message.stage_s, strict=True)]
-            if launch.judges:  # a prompt's chunk says nothing about rounds
-                self.traversals.note(now - launch.launched_s, message.stage_s)
+        self._account.note(message, len(encode(message, MAX_TRAVERSAL_BYTES)), launch.launched_s, now)
+        if launch.judges and len(message.work) == len(self._members.chain):  # a chunk says nothing about rounds
+            self.traversals.note(now - launch.launched_s, [each.compute_s for each in message.work])
+        if self._trace is not None:
+            flow = flow_id(self._target_id, self._epoch, launch.number)
+            start_s, num = launch.launched_s, len(launch.rows)
+            self._trace.slice("pipe", "traversal", start_s, now, flow_from=flow, windows=num)
         if launch.ticket is None:
             return None
         return Landed(launch.ticket, [heard(each) for each in message.verdicts], None)

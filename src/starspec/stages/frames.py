@@ -25,6 +25,7 @@ class Frame(NamedTuple):
     traversal: Traversal
     judges: Bytes
     hidden: Bytes  # empty at the first stage
+    num_bytes: int = 0  # of all frames as they arrived; 0: it was made here
 
     @property
     def parts(self) -> list[Bytes]:
@@ -43,7 +44,7 @@ class FrameDecoder:
         """Raises: PeerProtocolError if the parts are no traversal. The judges are not looked at."""
         if len(parts) != 3:
             raise PeerProtocolError(f"a traversal has 3 frames, not {len(parts)}")
-        return Frame(self._traversals.decode(parts[0]), parts[1], parts[2])
+        return Frame(self._traversals.decode(parts[0]), parts[1], parts[2], sum(map(len, parts)))
 
     def judges(self, frame: Frame) -> Judges:
         """Raises: PeerProtocolError if they are none, or do not fit the windows."""

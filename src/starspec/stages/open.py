@@ -17,6 +17,7 @@ from starspec.models.runner import ModelInfo
 from starspec.stages.attach import Pipe, attach, detach
 from starspec.stages.coordinator import RemoteVerifier
 from starspec.stages.membership import StageTimes
+from starspec.tracing import Tracer
 from starspec.wire.keys import load_keys
 from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES
 from starspec.wire.transports.waiting import Waiting
@@ -39,13 +40,19 @@ class OpenedStages(NamedTuple):
 
 
 def open_stages(
-    config: TargetConfig, model: ModelConfig, waiting: Waiting, clock: Callable[[], float] = time.monotonic
+    config: TargetConfig,
+    model: ModelConfig,
+    waiting: Waiting,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    trace: Tracer | None = None,
 ) -> OpenedStages:
     """Connect to the stages of a target, and check that together they are its model.
 
     Args:
         model: which model, and how its stages run it.
         waiting: what else ends a wait for stages; they are added to it.
+        trace: as RemoteVerifier.
     Raises: ConfigError if a stage refuses, cannot be connected, or does not fit; PeerLost if one does not answer.
     """
     info, pipe_config = load_info(model), config.pipe
@@ -75,6 +82,7 @@ def open_stages(
         clock=clock,
         spares=pipe_config.spares,
         times=times,
+        trace=trace,
     )
     return OpenedStages(verifier, report)
 

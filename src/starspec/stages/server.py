@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -17,16 +17,16 @@ from starspec.errors import ConfigError, LinkError, PeerProtocolError
 from starspec.ids import PeerId
 from starspec.log_limit import LogLimit
 from starspec.models.runner import Stage
-from starspec.stages.frames import Bytes, Frame
+from starspec.stages.frames import Frame
 from starspec.stages.inbox import Control, StageInbox
 from starspec.stages.worker import StageWorker
-from starspec.tracing import Tracer
+from starspec.tracing import Tracer, flow_id
 from starspec.wire.keys import Keys
 from starspec.wire.messages import Alive, Attach, Attached, Beat, Gap, Landing, Refused
 from starspec.wire.stage_session import StageState
 from starspec.wire.transports.next_stage import NextStage
 from starspec.wire.transports.sockets import GOODBYE_MS, endpoint_at
-from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES, StagePort
+from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES, StageArrival, StagePort
 
 TICK_S: Final = 0.1  # between looks at the lease and the connection to the next stage
 MAX_LEASE_S: Final = 60.0  # whatever a coordinator asks for: one that vanishes must not keep the stage
@@ -73,7 +73,7 @@ class StageServer:
         self._coordinator: PeerId | None = None
         self._next: NextStage | None = None
         self._answer: Attached | None = None  # to be sent when the next stage is connected
-        self._queue: deque[Sequence[Bytes]] = deque()  # traversals
+        self._queue: deque[StageArrival] = deque()  # traversals
         self._is_computing = False
         self._is_stopping = False
 
@@ -112,7 +112,7 @@ class StageServer:
             if isinstance(arrival, Control):
                 self._hear(arrival)
             else:
-                self._queue.append(arrival.frames)
+                self._queue.append(arrival)
         self._worker.check_lease()
         if self._worker.session.state is StageState.DETACHED:
             self._unlink()
@@ -198,10 +198,10 @@ class StageServer:
 
     # ---------------------------------------------------------------- traversals
 
-    def _compute(self, parts: Sequence[Bytes]) -> None:
+    def _compute(self, arrival: StageArrival) -> None:
         started_s, self._is_computing = self._clock(), True
         try:
-            answer = self._worker.take(parts)
+            answer = self._worker.take(arrival.frames, max(0.0, started_s - arrival.arrived_s))
         except PeerProtocolError as error:
             self._log_limit.log(log.warning, "what is no traversal is dropped", why=str(error))
             return
@@ -212,8 +212,10 @@ class StageServer:
         finally:
             self._is_computing = False
         if self._trace is not None:
-            number = self._worker.session.next_number - 1
-            self._trace.slice("stage", "traversal", started_s, self._clock(), number=number)
+            session = self._worker.session
+            number = session.next_number - 1
+            flow = flow_id(session.owner, session.pipe_epoch, number)
+            self._trace.slice("stage", "traversal", started_s, self._clock(), flow=flow, number=number)
         if isinstance(answer, Frame):
             self._pass_on(answer)
         elif answer is not None:

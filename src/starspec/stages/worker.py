@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 from torch import Tensor
@@ -27,11 +28,19 @@ from starspec.wire.messages import (
     Outdated,
     Refused,
     Retract,
+    StageWork,
     Traversal,
     VerdictOf,
     WindowHead,
 )
 from starspec.wire.stage_session import StageSession, StaleTraversal
+
+
+class _Cost(NamedTuple):
+    """Of one traversal at this stage, when its computing begins."""
+
+    wait_s: float
+    started_s: float
 
 
 class StageWorker:
@@ -76,23 +85,25 @@ class StageWorker:
         if self.session.end_lease(self._clock()):
             self._free_all()
 
-    def take(self, parts: Sequence[Bytes]) -> Frame | Landing | Gap | None:
+    def take(self, parts: Sequence[Bytes], wait_s: float = 0.0) -> Frame | Landing | Gap | None:
         """Compute one traversal.
 
+        Args:
+            wait_s: it lay here before.
         Returns: what to send to the next stage; or the answer for the coordinator; None if the traversal was stale.
         Raises: PeerProtocolError if the parts are no traversal; nothing has changed then.
         """
         frame = self._decoder.decode(parts)
         try:
             gap = self.session.take(frame.traversal)
-            return self._compute(frame) if gap is None else gap
+            return self._compute(frame, _Cost(wait_s, self._clock())) if gap is None else gap
         except StaleTraversal:
             return None
         except (PeerProtocolError, CacheRangeError, ValueError) as error:
             return self.session.break_off(frame.traversal.pipe_epoch, str(error))
 
-    def _compute(self, frame: Frame) -> Frame | Landing:
-        started_s, traversal = self._clock(), frame.traversal
+    def _compute(self, frame: Frame, cost: _Cost) -> Frame | Landing:
+        traversal = frame.traversal
         for change in traversal.changes:
             self.rows.change(change)
             self._laws.forget(change.row)
@@ -104,10 +115,9 @@ class StageWorker:
         segments = [self.rows.place(each) for each, is_kept in zip(traversal.windows, standing, strict=True) if is_kept]
         output = self._runner.forward(segments, hidden=hidden) if segments else None
         if not self._runner.layers.is_last:
-            return self._pass_on(frame, standing, output, started_s)
+            return self._pass_on(frame, standing, output, cost)
         verdicts = self._judge(traversal, of_window, segments, output)
-        stage_s = (*traversal.stage_s, self._clock() - started_s)
-        return Landing(traversal.pipe_epoch, traversal.number, verdicts, stage_s)
+        return Landing(traversal.pipe_epoch, traversal.number, verdicts, self._work(frame, cost))
 
     def _stands(self, window: WindowHead, judge: JudgeOf | None) -> bool:
         """Whether a window is to be computed."""
@@ -126,15 +136,19 @@ class StageWorker:
         is_kept = [kept for kept, num in zip(standing, num_tokens, strict=True) for _ in range(num)]
         return hidden[like.new_tensor(is_kept).bool()]
 
-    def _pass_on(self, frame: Frame, standing: Sequence[bool], output: ForwardOutput | None, started_s: float) -> Frame:
+    def _pass_on(self, frame: Frame, standing: Sequence[bool], output: ForwardOutput | None, cost: _Cost) -> Frame:
         traversal = frame.traversal
         windows = [
             replace(each, token_ids=[], is_dropped=not is_kept)
             for each, is_kept in zip(traversal.windows, standing, strict=True)
         ]
         hidden: Bytes = b"" if output is None or output.hidden is None else pack(output.hidden)
-        stage_s = (*traversal.stage_s, self._clock() - started_s)
-        return Frame(replace(traversal, windows=windows, stage_s=stage_s), frame.judges, hidden)
+        return Frame(replace(traversal, windows=windows, work=self._work(frame, cost)), frame.judges, hidden)
+
+    def _work(self, frame: Frame, cost: _Cost) -> tuple[StageWork, ...]:
+        """Of the stages so far."""
+        own = StageWork(self._clock() - cost.started_s, cost.wait_s, frame.num_bytes, len(frame.hidden))
+        return (*frame.traversal.work, own)
 
     def _judge(
         self,

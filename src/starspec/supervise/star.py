@@ -28,7 +28,7 @@ from starspec.config import (
     nearest,
 )
 from starspec.config.network import LOOPBACK
-from starspec.config.stages import check_drafts_of_stages
+from starspec.config.stages import check_drafts_of_stages, stage_name
 from starspec.errors import ConfigError
 from starspec.supervise.child import ChildSpec
 
@@ -173,7 +173,7 @@ def _stage_places(ports: StarPorts) -> list[tuple[int, int]]:
 
 
 def _stage(star: StarConfig, ports: StarPorts, number: int, place: int, environment: dict[str, str]) -> ChildSpec:
-    name = f"{target_name(number)}-stage-{place}"
+    name = stage_name(target_name(number), place)
     listen = f"tcp://{LOOPBACK}:{ports.stages[number][place]}"
     stage = StageConfig(layers=f"{place + 1}/{star.num_stages}", listen=listen, audit_log=star.target.audit_log)
     model = replace(star.model, num_rows=star.target.num_rows)

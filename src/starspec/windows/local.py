@@ -24,6 +24,7 @@ class LocalVerifier:
 
     depth = 1
     refusal: str | None = None
+    pipe = None
 
     def __init__(self, runner: BatchRunner, method: BatchingMethod = "ragged", judge: Judging = judge) -> None:
         self.runner = runner

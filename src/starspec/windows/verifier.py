@@ -10,6 +10,7 @@ from torch import Tensor
 from starspec.cache.kv_cache import KVCache
 from starspec.models.runner import ModelInfo
 from starspec.sampling.logprobs import Score
+from starspec.stats import PipeStats
 from starspec.windows.window import Verdict, Window
 
 Ticket = NewType("Ticket", int)
@@ -57,6 +58,11 @@ class Verifier(Protocol):
     @property
     def refusal(self) -> str | None:
         """Why no request should be taken now; None = they are welcome."""
+        ...
+
+    @property
+    def pipe(self) -> PipeStats | None:
+        """Its stages now; None = the model is in this process."""
         ...
 
     def launch(self, windows: Sequence[Window], feature_layers: Sequence[int] = ()) -> Ticket:

@@ -66,7 +66,7 @@ class StageSession:
         self.next_number = 1  # of the traversal that follows
         self.next = ""  # endpoint of the stage behind; "" = there is none
         self.num_stale = 0  # frames of older pipe epochs, and repeated ones
-        self._owner = ""
+        self.owner = ""  # the target of the pipe
         self._lease_s = 0.0
         self._heard_s = 0.0
 
@@ -79,14 +79,14 @@ class StageSession:
         """Enter a pipe epoch. Returns: None if it began, so all rows must be freed; otherwise the answer to send."""
         if message.protocol_version != PROTOCOL_VERSION:
             return Refused.for_version(message.protocol_version, "this stage")
-        if self.state is not StageState.DETACHED and message.target_id != self._owner and now < self.lease_end_s:
-            reason = f"the stage belongs to target {self._owner}"
+        if self.state is not StageState.DETACHED and message.target_id != self.owner and now < self.lease_end_s:
+            reason = f"the stage belongs to target {self.owner}"
             return Refused("full", reason, self.lease_end_s - now)
         if message.pipe_epoch <= self.pipe_epoch:
             return Outdated(self.pipe_epoch)
         self._apply(StageEvent.ATTACH)
         self.pipe_epoch, self.next_number, self.next = message.pipe_epoch, 1, message.next
-        self._owner, self._lease_s, self._heard_s = message.target_id, message.lease_s, now
+        self.owner, self._lease_s, self._heard_s = message.target_id, message.lease_s, now
         return None
 
     def hear(self, message: Beat | Retract | Detach, now: float) -> bool:

@@ -43,13 +43,13 @@ class ShardPlan:
 
     num_tokens: int = 10_000  # of each sequence with drafts, in virtual time
     num_plain_tokens: int = 100  # without: each takes as long as the others
-    num_real_tokens: int = 160  # of each sequence with drafts, by processes
+    num_real_tokens: int = 120  # of each sequence with drafts, by processes
     num_real_plain_tokens: int = 20
-    stage_ms: float = 10.0  # t_0 of the processes
+    stage_ms: float = 20.0  # t_0 of the processes
 
 
 QUICK: Final = ShardPlan(
-    num_tokens=1500, num_plain_tokens=20, num_real_tokens=40, num_real_plain_tokens=6, stage_ms=5.0
+    num_tokens=1500, num_plain_tokens=20, num_real_tokens=40, num_real_plain_tokens=6, stage_ms=10.0
 )
 
 

@@ -25,6 +25,7 @@ from starspec.observe.view import (
     TargetView,
     hub_metrics,
     hub_target_metrics,
+    stage_views,
     target_metrics,
 )
 
@@ -118,6 +119,7 @@ def _target_view(routed: RoutedTarget) -> TargetView:
         hub=LinkView(state=str(status.hub_state), for_s=status.hub_state_s) if status and has_hub else None,
         status=status,
         metrics={} if status is None else target_metrics(status),
+        stages=[] if status is None else stage_views(status),
     )
 
 

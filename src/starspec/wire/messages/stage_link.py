@@ -33,6 +33,7 @@ RowEpochNumber = Annotated[RowEpoch, Meta(ge=0, lt=2**53)]
 FrameNumber = Annotated[int, Meta(ge=1, lt=2**53)]
 TokenCount = Annotated[int, Meta(ge=1, le=MAX_WINDOW_TOKENS)]
 NodeIndex = Annotated[int, Meta(ge=0, lt=MAX_DRAFT_TOKENS)]
+ByteCount = Annotated[int, Meta(ge=0, lt=2**53)]
 LogProb = Annotated[float, Meta(le=1e-6)]
 
 
@@ -59,7 +60,7 @@ class Attached(Message, frozen=True):
     fingerprint: Name  # of the model's config and weights
     num_rows: Annotated[int, Meta(ge=1, le=2**20)]
     max_len: Count  # positions of a row
-    num_cache_bytes: Annotated[int, Meta(ge=0, lt=2**53)] = 0  # of all rows
+    num_cache_bytes: ByteCount = 0  # of all rows
     dtype: Annotated[str, Meta(max_length=20)] = ""  # of weights and hidden states
     is_invariant: bool = False  # a token's bits do not depend on what it is batched with
 
@@ -152,6 +153,15 @@ class WindowHead(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ValueError("a parent does not come first")
 
 
+class StageWork(msgspec.Struct, frozen=True, array_like=True):
+    """What one stage says about one traversal."""
+
+    compute_s: Seconds
+    wait_s: Seconds  # it lay there before it was computed
+    num_bytes: ByteCount  # of its frames, as they arrived
+    num_hidden_bytes: ByteCount  # of these, hidden states
+
+
 class Traversal(Message, frozen=True):
     """coordinator -> first stage -> ... -> last stage: windows that go through the model together."""
 
@@ -159,7 +169,7 @@ class Traversal(Message, frozen=True):
     number: FrameNumber  # 1 more than the traversal before; 1 = the first of the pipe epoch
     changes: Annotated[list[RowChange], Meta(max_length=MAX_WINDOWS)]  # in order, before the windows
     windows: Annotated[list[WindowHead], Meta(max_length=MAX_WINDOWS)]  # of different rows
-    stage_s: tuple[Seconds, ...] = ()  # of each stage before: computing
+    work: tuple[StageWork, ...] = ()  # of each stage before
 
     def __post_init__(self) -> None:
         """Raises: ValueError if two windows share a row."""
@@ -267,4 +277,4 @@ class Landing(Message, frozen=True):
     pipe_epoch: PipeEpochNumber
     number: FrameNumber  # of the traversal
     verdicts: Annotated[list[VerdictOf], Meta(max_length=MAX_WINDOWS)]  # one for each judge
-    stage_s: tuple[Seconds, ...] = ()  # of each stage: computing
+    work: tuple[StageWork, ...] = ()  # of each stage

@@ -28,6 +28,7 @@ class StageArrival(NamedTuple):
     peer: PeerId
     caller: Caller | None  # who sent it; None = there are no keys
     frames: Sequence[bytes | memoryview]  # 1: a control message; 3: a traversal
+    arrived_s: float  # on the port's clock
 
     @property
     def is_traversal(self) -> bool:
@@ -63,6 +64,7 @@ class StagePort:
         self.num_rejected = 0  # multiparts that are neither
         self._callers: Callers | None = None
         self._is_closed = False
+        self._clock = clock
         self._socket = make_socket(self.context, zmq.ROUTER, max(MAX_TRAVERSAL_BYTES, MAX_HIDDEN_BYTES))
         try:
             if keys is not None:
@@ -82,7 +84,7 @@ class StagePort:
 
     def receive(self) -> list[StageArrival]:
         """What has arrived, in order for each peer. Never waits. What comes from a removed key is dropped."""
-        arrived = []
+        arrived, now = [], self._clock()
         for _ in range(READ_BURST):
             try:
                 sender, frames, num_beyond = receive_at_most(self._socket, NUM_TRAVERSAL)
@@ -97,7 +99,7 @@ class StagePort:
                 continue
             caller = None if self._callers is None else self._callers.caller(key_name_of(frames[0]))
             if caller is not None or self._callers is None:
-                arrived.append(StageArrival(PeerId(sender.bytes), caller, [each.buffer for each in frames]))
+                arrived.append(StageArrival(PeerId(sender.bytes), caller, [each.buffer for each in frames], now))
         return arrived
 
     def why_not_named(self, caller: Caller | None, target_id: str) -> str | None:

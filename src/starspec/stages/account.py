@@ -1,0 +1,70 @@
+"""What a pipe's traversals have cost, as far as its coordinator is told."""
+
+from __future__ import annotations
+
+from starspec.stages.membership import Member, Membership
+from starspec.stats import PipeStats, StageStats
+from starspec.wire.messages import Landing, StageWork
+
+
+class PipeAccount:
+    """Adds up what lands.
+
+    Args:
+        num_stages: of the pipe.
+    """
+
+    def __init__(self, num_stages: int) -> None:
+        self.stats = PipeStats()
+        self._work = [StageWork(0.0, 0.0, 0, 0)] * num_stages
+        self._landed_s = 0.0  # when something landed last
+
+    def note(self, landing: Landing, num_bytes: int, launched_s: float, now: float) -> None:
+        """A traversal has landed.
+
+        Args:
+            num_bytes: of the landing.
+            launched_s: when the traversal left.
+        """
+        stats = self.stats
+        stats.num_traversals += 1
+        stats.num_landing_bytes += num_bytes
+        stats.num_stale_windows += sum(not each.token_ids for each in landing.verdicts)
+        if len(landing.work) == len(self._work):
+            self._work = [_sum(*pair) for pair in zip(self._work, landing.work, strict=True)]
+            seconds = now - max(launched_s, self._landed_s)
+            if seconds > 0.0:
+                stats.fill.add(min(1.0, max(each.compute_s for each in landing.work) / seconds))
+        self._landed_s = now
+
+    def of(self, members: Membership, depth: int, num_in_flight: int, num_losses: int) -> PipeStats:
+        """The statistics of now."""
+        stats = self.stats
+        stats.depth, stats.num_in_flight, stats.num_losses = depth, num_in_flight, num_losses
+        places = {member: place for place, member in enumerate(members.chain)}
+        order = [*members.chain, *(index for index in range(len(members.members)) if index not in places)]
+        stats.stages = [self._stage(members.members[index], places.get(index)) for index in order]
+        return stats
+
+    def _stage(self, member: Member, place: int | None) -> StageStats:
+        what = member.what
+        stats = StageStats(
+            endpoint=member.name,
+            layers="" if what is None else f"{what.start}:{what.end}",
+            index=place,
+            is_attached=member.liveness is not None,
+        )
+        if place is not None:
+            own, stats.num_traversals = self._work[place], self.stats.num_traversals
+            stats.compute_s, stats.wait_s = own.compute_s, own.wait_s
+            stats.num_bytes, stats.num_hidden_bytes = own.num_bytes, own.num_hidden_bytes
+        return stats
+
+
+def _sum(one: StageWork, other: StageWork) -> StageWork:
+    return StageWork(
+        one.compute_s + other.compute_s,
+        one.wait_s + other.wait_s,
+        one.num_bytes + other.num_bytes,
+        one.num_hidden_bytes + other.num_hidden_bytes,
+    )
