@@ -90,23 +90,27 @@ def smollm2() -> Path:
 @pytest.fixture(scope="session")
 def random_head(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of an EAGLE-3 head for SmolLM2 that has learned nothing; its vocabulary is the first 1024 tokens."""
+    return _write_random_head(smollm2, (2, 15, 27), tmp_path_factory.mktemp("heads") / "random", 1024)
+
+
+def _write_random_head(target: Path, feature_layers: tuple[int, ...], folder: Path, draft_vocab_size: int) -> Path:
     from starspec.models.heads.load import TargetTensors
     from starspec.models.heads.spec import HeadSpec, HeadWeights
     from starspec.models.heads.tensors import OPTIONAL, tensor_shapes
     from starspec.models.heads.write import write_head
 
-    target = TargetTensors.of(str(smollm2)).shape
+    shape = TargetTensors.of(str(target)).shape
     spec = HeadSpec(
         method="eagle3",
-        hidden_size=target.hidden_size,
-        target_hidden_size=target.hidden_size,
+        hidden_size=shape.hidden_size,
+        target_hidden_size=shape.hidden_size,
         intermediate_size=64,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
-        vocab_size=target.vocab_size,
-        draft_vocab_size=1024,
-        feature_layers=(2, target.num_layers // 2, target.num_layers - 3),
+        vocab_size=shape.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        feature_layers=feature_layers,
         max_position_embeddings=512,
     )
     generator = torch.Generator().manual_seed(3)
@@ -115,8 +119,7 @@ def random_head(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         for name, size in tensor_shapes(spec).items()
         if name not in OPTIONAL
     }
-    folder = tmp_path_factory.mktemp("heads") / "random"
-    write_head(folder, HeadWeights(spec, tensors, torch.arange(1024)), {"origin": "random"})
+    write_head(folder, HeadWeights(spec, tensors, torch.arange(draft_vocab_size)), {"origin": "random"})
     return folder
 
 
@@ -138,3 +141,9 @@ def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = LlamaConfig(**shape, vocab_size=257, max_position_embeddings=1024, initializer_range=0.2, eos_token_id=256)
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def byte_head(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of an EAGLE-3 head for `byte_model` that has learned nothing."""
+    return _write_random_head(byte_model, (0, 1, 2), tmp_path_factory.mktemp("heads") / "bytes", 257)

@@ -202,7 +202,7 @@ class GrammarStats:
 
     num_tokens: int = 0  # emitted by answers that have a grammar
     num_forced_tokens: int = 0  # of these, tokens that were verified as drafts because the grammar forced them
-    spent_s: float = 0.0  # masks, steps through grammars, and looks at drafts
+    spent_s: float = 0.0  # processor time of masks, steps through grammars, and looks at drafts
 
     def add_round(self, num_tokens: int, num_forced_tokens: int, spent_s: float) -> None:
         """Count one sequence's part of one round."""

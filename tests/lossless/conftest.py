@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "sampling"))  # for `spec_strategies`
-sys.path.insert(0, str(Path(__file__).parent))  # for `table_star` and `schema_table`
+sys.path.insert(0, str(Path(__file__).parent))  # for `table_star`
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))  # for `predictable`
 
 from starspec.bench.claims import MAX_MODEL_LEN

@@ -11,9 +11,9 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 from llguidance import LLMatcher
-from schema_table import SCHEMAS
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from starspec.bench.grammar.schemas import SCHEMAS
 from starspec.bench.random_drafts import RandomDrafts, RandomTrees
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
@@ -36,7 +36,9 @@ PROMPT = (40, 3, 77, 40, 200, 5)
 NUM_ROWS = 16
 SPECULATIVE: dict[str, dict[str, object]] = {
     "itself": {"num_speculative_tokens": 4},
+    "its int4 copy": {"quantization": "int4", "num_speculative_tokens": 4},
     "its tree": {"num_steps": 3, "eagle_topk": 3},
+    "its head": {"num_speculative_tokens": 4},
     "ngram": {"model": None, "method": "ngram", "num_speculative_tokens": 4},
 }
 
@@ -44,7 +46,8 @@ SPECULATIVE: dict[str, dict[str, object]] = {
 class Bench:
     """The model of bytes, loaded once, with drafts of many kinds."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, head: Path) -> None:
+        self.head = head
         self.config = ModelConfig(model=str(folder), dtype="float32", max_model_len=MAX_MODEL_LEN, num_rows=NUM_ROWS)
         self.runner: ModelRunner = load_runner(self.config)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -63,7 +66,8 @@ class Bench:
             return RandomTrees(size, 4, width=3, seed=3, true_tokens=true_tokens)
         if kind == "off":
             return NoDrafts()
-        given = {"model": self.config.model, "length": {"policy": "fixed"}, **SPECULATIVE[kind]}
+        model = str(self.head) if kind == "its head" else self.config.model
+        given = {"model": model, "length": {"policy": "fixed"}, **SPECULATIVE[kind]}
         config = SpeculativeConfig.from_mapping(given)
         policy = make_policy(config, NUM_ROWS)
         own = own_drafts(config.method, config, policy, self.stats)
@@ -101,8 +105,8 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(byte_model: Path) -> Bench:
-    return Bench(byte_model)
+def bench(byte_model: Path, byte_head: Path) -> Bench:
+    return Bench(byte_model, byte_head)
 
 
 def job(name: str, grammar: GrammarSpec | None, max_tokens: int = 40, **sampling: object) -> Job:
@@ -158,7 +162,7 @@ def spelled(token_ids: Sequence[int]) -> str:
     return "".join(f"<{each}>" for each in token_ids)
 
 
-@pytest.mark.parametrize("kind", ["itself", "its tree", "ngram", "half-liar", "lying tree"])
+@pytest.mark.parametrize("kind", ["itself", "its tree", "its head", "ngram", "half-liar", "lying tree"])
 def test_no_drafts_change_an_answer_in_a_batch_of_many_grammars(bench, plain, kind: str) -> None:
     answers = bench.answers(JOBS, kind, plain)
     assert [(each.token_ids, each.finish_reason) for each in answers] == [
@@ -213,7 +217,7 @@ def test_each_answer_to_a_schema_validates(bench: Bench, table: list[JobResult])
         Draft202012Validator(json.loads(each.grammar.text)).validate(json.loads(text))
 
 
-@pytest.mark.parametrize("kind", ["its tree", "ngram", "half-liar"])
+@pytest.mark.parametrize("kind", ["its int4 copy", "its head", "ngram", "half-liar", "lying tree"])
 def test_no_drafts_change_an_answer_to_a_schema(bench: Bench, table: list[JobResult], kind: str) -> None:
     answers = bench.answers(TABLE, kind, table)
     assert [each.token_ids for each in answers] == [each.token_ids for each in table]

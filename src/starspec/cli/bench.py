@@ -13,6 +13,7 @@ import typer
 from starspec.bench.tree import plan as tree_plan
 from starspec.cli import given
 from starspec.cli.bench_batch import batch
+from starspec.cli.bench_grammar import grammar
 from starspec.cli.bench_length import length
 from starspec.cli.bench_relaxed import relaxed
 from starspec.cli.bench_shard import shard
@@ -30,6 +31,7 @@ from starspec.models.loading.checks import find_pair
 
 app = CommandLine(name="bench", no_args_is_help=True, help="Measure on this machine.")
 app.command()(batch)
+app.command()(grammar)
 app.command()(length)
 app.command()(relaxed)
 app.command()(shard)

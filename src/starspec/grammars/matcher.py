@@ -96,7 +96,7 @@ class GrammarMatcher:
             return look.fitted(max_forced_depth)
 
     def take_spent_s(self) -> float:
-        """Seconds that all of this took since the last call."""
+        """Processor seconds that all of this took since the last call."""
         seconds, self._spent.seconds = self._spent.seconds, 0.0
         return seconds
 
@@ -135,17 +135,17 @@ class GrammarMatcher:
 
 
 class _Stopwatch:
-    """Adds up the time of `with` blocks."""
+    """Adds up the processor time of this thread in `with` blocks."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._started_s = 0.0
 
     def __enter__(self) -> None:
-        self._started_s = time.perf_counter()
+        self._started_s = time.thread_time()
 
     def __exit__(self, *exception: object) -> None:
-        self.seconds += time.perf_counter() - self._started_s
+        self.seconds += time.thread_time() - self._started_s
 
 
 class _Look:

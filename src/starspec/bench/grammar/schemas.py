@@ -11,7 +11,7 @@ WORD = {"type": "string", "pattern": "^[a-z]{1,5}$"}
 TEXT = {"type": "string", "maxLength": 6}
 
 
-def of(required: list[str] | None = None, **properties: Schema) -> Schema:
+def of(required: list[str] | None = None, /, **properties: Any) -> Schema:
     """An object of these properties and no others."""
     names = list(properties) if required is None else required
     return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}

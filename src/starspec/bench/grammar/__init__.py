@@ -1,0 +1,1 @@
+"""`starspec bench grammar`: answers to sixty JSON schemas, with every kind of draft and without."""
