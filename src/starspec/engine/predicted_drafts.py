@@ -37,6 +37,10 @@ class PredictedDrafts:
         return self._others.rule
 
     @property
+    def drafts_forced(self) -> bool:
+        return self._others.drafts_forced
+
+    @property
     def is_connected(self) -> bool:
         return self._others.is_connected
 
