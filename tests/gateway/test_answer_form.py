@@ -56,6 +56,16 @@ async def test_the_form_reaches_the_target(gateway: Any, path: str, form: Any, g
             "response_format.json_schema.schema",
             "response_format.json_schema.schema: Invalid type: intger (at #/properties/a/items)",
         ),
+        (
+            json_schema({"type": "integer", "multipleOf": 9_999_991}),
+            "response_format.json_schema.schema",
+            "takes longer",
+        ),
+        (
+            {"structured_outputs": {"regex": ".*" * 8000}},
+            "structured_outputs.regex",
+            "takes longer than 0.5 s to compile",
+        ),
         (json_schema({"pattern": "é" * 20_000}), "response_format.json_schema.schema", "32768 are allowed"),
         ({"structured_outputs": {"json": {"type": "x"}}}, "structured_outputs.json", "Invalid type: x (at #)"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "line 1 column 2"),

@@ -158,9 +158,9 @@ class TargetServer:
                 raise self._complaint_of(error) from error
             self._add(compiled.peer, compiled.submit, compiled.grammar.result())
 
-    def _complaint_of(self, error: BaseException) -> RequestError:
+    def _complaint_of(self, error: BaseException) -> RequestError | CapacityError:
         """What a gateway is told of an error on the thread that compiles. It must not end this one."""
-        if isinstance(error, RequestError):
+        if isinstance(error, RequestError | CapacityError):
             return error
         self._log_limit.log(log.error, "a grammar was not compiled", exc_info=error)
         return RequestError("the grammar cannot be compiled", "structured_outputs")

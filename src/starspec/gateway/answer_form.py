@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final
 
-from starspec.errors import RequestError
+from starspec.errors import CapacityError, RequestError
 from starspec.gateway.schema import SamplingFields
-from starspec.grammars.source import check_grammar
+from starspec.grammars.trial import Trial
 from starspec.quoting import quoted
 from starspec.sampling.grammar import GrammarSpec
 from starspec.structured_outputs import StructuredOutputsParams, structured_outputs_of
 
 FORMAT: Final = "response_format"
+MAX_WAITING: Final = 64  # grammars; one that is new takes half a second at worst, mostly some milliseconds
 SCHEMA: Final = f"{FORMAT}.json_schema.schema"
 
 
@@ -39,14 +42,28 @@ def form_of(request: SamplingFields) -> StructuredOutputsParams | None:
             )
 
 
-def check_form(request: SamplingFields, grammar: GrammarSpec | None) -> None:
-    """Compile a grammar that the request asks for. It may take a second.
+class FormChecks:
+    """Compiles the grammars that requests ask for, one at a time. Only other grammars wait for that."""
 
-    Raises: RequestError with the place, naming the parameter that the request has.
-    """
-    if grammar is not None:
-        with _naming(request):
-            check_grammar(grammar)
+    def __init__(self) -> None:
+        self._trial = Trial()
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+        self._num_waiting = 0
+
+    async def check(self, request: SamplingFields, grammar: GrammarSpec) -> None:
+        """Raises: as Trial, naming the parameter that the request has; CapacityError if too many wait."""
+        if self._num_waiting >= MAX_WAITING:
+            raise CapacityError(f"{MAX_WAITING} grammars are waiting to be checked; try again later")
+        self._num_waiting += 1
+        try:
+            with _naming(request):
+                await asyncio.get_running_loop().run_in_executor(self._worker, self._trial.check, grammar)
+        finally:
+            self._num_waiting -= 1
+
+    def close(self) -> None:
+        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._trial.close()
 
 
 @contextmanager

@@ -309,5 +309,6 @@ def _lifespan(services: Services) -> Callable[[FastAPI], Any]:
                     task.cancel()
                 await asyncio.gather(*watching, return_exceptions=True)
                 services.codec.close()
+                services.translator.close()
 
     return run

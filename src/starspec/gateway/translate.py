@@ -10,7 +10,7 @@ import msgspec
 
 from starspec.config import MAX_DRAFT_TOKENS, Policy, nearest
 from starspec.errors import CapacityError, ContextTooLong, RequestError
-from starspec.gateway.answer_form import check_form, form_of
+from starspec.gateway.answer_form import FormChecks, form_of
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.reasoning import CLOSING, OPENING
@@ -46,6 +46,10 @@ class Translator:
     def __init__(self, codec: PromptCodec, defaults: GenerationDefaults) -> None:
         self._codec = codec
         self._defaults = defaults
+        self._form_checks = FormChecks()
+
+    def close(self) -> None:
+        self._form_checks.close()
 
     async def completion(self, request: CompletionRequest, max_model_len: int | None) -> GenerationRequest:
         """Translate a request.
@@ -64,9 +68,7 @@ class Translator:
         given = _several(request.prompt)
         prompts = await self._prompts(request, given, max_model_len)
         limit_param = "max_tokens" if request.max_tokens is not None else None
-        made = await self._codec.run(
-            self._generation_request, request, params, prompts, "prompt", limit_param, max_model_len
-        )
+        made = await self._made(request, params, prompts, "prompt", limit_param, max_model_len)
         if not request.echo:
             return made
         texts = [each if isinstance(each, str) else await self._codec.decode(each) for each in given]
@@ -87,9 +89,7 @@ class Translator:
         )
         params = self._params(completion, 1 + max(draft.tree.depths, default=0), None)
         prompts = await self._prompts(completion, [request.prompt], max_model_len)
-        made = await self._codec.run(
-            self._generation_request, completion, params, prompts, "prompt", "draft_token_ids", max_model_len
-        )
+        made = await self._made(completion, params, prompts, "prompt", "draft_token_ids", max_model_len)
         spec = msgspec.structs.replace(made.specs[0], draft=draft, num_draft_tokens=0)
         return replace(made, specs=(spec,))
 
@@ -102,9 +102,7 @@ class Translator:
         prompt = await self._codec.encode_chat(told, max_model_len)
         limit_param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         try:
-            made = await self._codec.run(
-                self._generation_request, request, params, [prompt], "messages", limit_param, max_model_len
-            )
+            made = await self._made(request, params, [prompt], "messages", limit_param, max_model_len)
         except RequestError as error:
             is_of_tools = tool_use is not None and tool_use.demand is not None
             if not (is_of_tools and (error.param or "").startswith("structured_outputs")):
@@ -207,6 +205,25 @@ class Translator:
             for each in given
         ]
 
+    async def _made(
+        self,
+        request: SamplingFields,
+        params: SamplingParams,
+        prompts: Sequence[TokenIds],
+        param: str,
+        limit_param: str | None,
+        max_model_len: int | None,
+    ) -> GenerationRequest:
+        """Check its grammar, which keeps only other new grammars waiting, and all the rest.
+
+        Raises: RequestError; CapacityError if too many grammars wait, or as `completion`.
+        """
+        if params.grammar is not None:
+            await self._form_checks.check(request, params.grammar)
+        return await self._codec.run(
+            self._generation_request, request, params, prompts, param, limit_param, max_model_len
+        )
+
     def _generation_request(
         self,
         request: SamplingFields,
@@ -217,7 +234,6 @@ class Translator:
         max_model_len: int | None,
     ) -> GenerationRequest:
         self._check_prompts(prompts, params.n, param)
-        check_form(request, params.grammar)
         speculation = Speculation.of(request.speculative)
         options = _reply_options(request, params)
         if max_model_len is None:

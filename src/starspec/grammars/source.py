@@ -33,6 +33,8 @@ def limits() -> LLParserLimits:
     """What a grammar may cost: some 20 MiB, and some 0.03 s a step. Mostly it is a thousandth of that."""
     return LLParserLimits(
         max_grammar_size=100_000,
+        initial_lexer_fuel=100_000,  # an enum of 500 texts takes 13,000
+        step_lexer_fuel=50_000,  # schemas 12 levels deep take 5,000
         max_lexer_states=10_000,
         step_max_items=10_000,
         verbose_errors=False,  # they would quote the state of the parser, at any length

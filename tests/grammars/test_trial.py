@@ -1,0 +1,87 @@
+"""Grammars that take too long end a child, and not the process that asks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from starspec.errors import RequestError
+from starspec.grammars import trial as trials
+from starspec.grammars.trial import Trial
+from starspec.sampling.grammar import GrammarSpec
+
+
+@pytest.fixture
+def trial() -> Iterator[Trial]:
+    trial = Trial()
+    yield trial
+    trial.close()
+
+
+def schema(value: object) -> GrammarSpec:
+    return GrammarSpec("json", json.dumps(value))
+
+
+def nested(depth: int) -> dict[str, object]:
+    if not depth:
+        return {"type": "string", "enum": ["leaf"]}
+    few = {"type": "array", "items": {"type": "integer"}, "maxItems": 20}
+    return {"type": "object", "properties": {"few": few, "child": nested(depth - 1)}, "required": ["few", "child"]}
+
+
+PROPERTIES = {f"property_{number}": {"type": ("string", "integer")[number % 2]} for number in range(300)}
+ROW = {"type": "object", "properties": {"date": {"type": "string", "format": "date-time"}, "n": {"type": "number"}}}
+HONEST = {
+    "300 properties": schema({"type": "object", "properties": PROPERTIES, "required": list(PROPERTIES)}),
+    "12 levels": schema(nested(12)),
+    "an enum of 500": schema({"enum": [f"value number {number} of the enum" for number in range(500)]}),
+    "bounded arrays": schema({"type": "array", "minItems": 10, "maxItems": 200, "items": ROW}),
+    "a mail address": GrammarSpec("regex", r"[a-zA-Z0-9._%+-]{1,64}@[a-z0-9.-]{1,255}\.[a-z]{2,24}"),
+    "a choice of a thousand": GrammarSpec("choice", json.dumps([f"choice {number}" for number in range(1000)])),
+}
+PATTERNS = [f".*{number}.*" for number in range(18)]
+ENDLESS = {
+    "very many repetitions": GrammarSpec("regex", ".*" * 8000),
+    "patterns that all must match": schema({"allOf": [{"type": "string", "pattern": each} for each in PATTERNS]}),
+    "multiples of a large number": schema({"type": "integer", "multipleOf": 9_999_991}),
+}
+
+
+@pytest.mark.parametrize("grammar", HONEST.values(), ids=HONEST)
+def test_the_largest_honest_grammars_take_a_fifth_of_the_time_at_most(
+    trial: Trial, grammar: GrammarSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "MAX_CPU_S", trials.MAX_CPU_S / 5)
+    trial.check(grammar)
+
+
+@pytest.mark.parametrize("grammar", ENDLESS.values(), ids=ENDLESS)
+def test_a_grammar_that_takes_too_long_is_refused_and_others_are_checked_afterwards(
+    trial: Trial, grammar: GrammarSpec
+) -> None:
+    with pytest.raises(RequestError, match=r"it takes longer than 0\.5 s to compile: ask for a simpler one") as refused:
+        trial.check(grammar)
+    assert refused.value.param == f"structured_outputs.{grammar.kind}"
+    trial.check(HONEST["12 levels"])
+    began_s = time.monotonic()
+    with pytest.raises(RequestError, match="simpler"):  # it is remembered
+        trial.check(grammar)
+    assert time.monotonic() - began_s < 0.1
+
+
+def test_a_wrong_grammar_is_refused_as_without_a_trial(trial: Trial) -> None:
+    with pytest.raises(RequestError, match="unclosed group"):
+        trial.check(GrammarSpec("regex", "(a"))
+    with pytest.raises(RequestError, match="at #/properties/a"):
+        trial.check(schema({"type": "object", "properties": {"a": {"type": "sting"}}}))
+
+
+def test_a_child_that_died_is_started_again(trial: Trial) -> None:
+    trial.check(GrammarSpec("regex", "a"))
+    assert trial._child is not None
+    trial._child.kill()
+    trial._child.wait()
+    trial.check(GrammarSpec("regex", "b"))
