@@ -27,10 +27,10 @@ from starspec.speculation.tree import DraftTree
 from starspec.stages.attach import attach
 from starspec.stages.coordinator import RemoteVerifier
 from starspec.stages.membership import USUAL_TIMES, StageTimes
-from starspec.stages.server import MAX_LEASE_S, StageServer
+from starspec.stages.server import MAX_LEASE_S, StageServer, highest_epoch
 from starspec.windows.window import Law
 from starspec.wire.keys import generate_keys, load_keys
-from starspec.wire.messages import PROTOCOL_VERSION, Attach, Retract
+from starspec.wire.messages import PROTOCOL_VERSION, Attach, Detach, Retract
 from starspec.wire.transports.stage_port import StagePort
 from starspec.wire.transports.waiting import Waiting
 from starspec.wire.transports.zmq_pipe import ZmqPipe
@@ -331,6 +331,22 @@ def test_a_coordinator_that_vanishes_does_not_keep_a_stage_however_long_a_lease_
             assert time.monotonic() < limit_s
             time.sleep(0.01)
         assert session.lease_end_s <= time.monotonic() + MAX_LEASE_S
+
+
+@pytest.mark.parametrize("epoch", [2**53 - 1, None], ids=["the highest number", "the highest that is taken"])
+def test_no_pipe_epoch_shuts_later_coordinators_out_of_a_stage(epoch: int | None) -> None:
+    with serving(toy_stages(1)) as servers:
+        with pipe_of(addresses(servers), name="hostile") as verifier:
+            highest = epoch or highest_epoch(time.time())
+            verifier._link.control(0, Attach(PROTOCOL_VERSION, TargetId("hostile"), PipeEpoch(highest), 1.0))
+            for each in (highest, 1):
+                verifier._link.control(0, Detach(PipeEpoch(each)))
+            time.sleep(0.2)
+        with pipe_of(addresses(servers)) as verifier:
+            driver = Driver(verifier, no_draft)
+            sequence = driver.begin(PROMPTS[0], LAW, 3)
+            driver.decode_all()
+    assert sequence.token_ids == plain(1, PROMPTS[0], LAW.sampling, 3)
 
 
 def test_attaches_do_not_fill_the_log() -> None:

@@ -30,9 +30,20 @@ from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES, StageArrival, 
 
 TICK_S: Final = 0.1  # between looks at the lease and the connection to the next stage
 MAX_LEASE_S: Final = 60.0  # whatever a coordinator asks for: one that vanishes must not keep the stage
+FIRST_EPOCHS: Final = 2**30  # where the clock is not set
+EPOCHS_PER_S: Final = 1024
 LINKING_TICK_S: Final = 0.01  # the same while that connection is being made
 
 log = structlog.get_logger()
+
+
+def highest_epoch(unix_s: float) -> int:
+    """The highest pipe epoch that a stage enters at this time.
+
+    Epochs only rise, so one near the highest number would shut all later ones out. Coordinators raise them one by one,
+    far more slowly than this bound rises.
+    """
+    return FIRST_EPOCHS + int(unix_s * EPOCHS_PER_S)
 
 
 class StageServer:
@@ -155,8 +166,11 @@ class StageServer:
     def _why_not(self, arrival: Control, message: Attach) -> Refused | None:
         if arrival.caller is not None and arrival.caller.role != "target":
             return Refused("key", f"the key {arrival.caller.key_name}.public is not a target's")
-        reason = self._port.why_not_named(arrival.caller, message.target_id)
-        return None if reason is None else Refused("key", reason)
+        if (reason := self._port.why_not_named(arrival.caller, message.target_id)) is not None:
+            return Refused("key", reason)
+        if message.pipe_epoch > highest_epoch(time.time()):
+            return Refused("invalid", f"pipe epoch {message.pipe_epoch} is too high for this machine's clock", 1.0)
+        return None
 
     # ---------------------------------------------------------------- the next stage
 
