@@ -55,6 +55,14 @@ async def test_a_verdict_about_a_tree_has_the_likeliest_tokens_at_each_place(gat
     assert (spec.max_tokens, spec.sampling.seed, spec.draft.num_top) == (2, 5, 1)
 
 
+async def test_a_target_that_generates_instead_of_a_verdict_is_a_501(gateway: Any) -> None:
+    reply = await gateway.post("/v1/verify", prompt="a", draft_token_ids=[65], temperature=0)
+    assert (reply.status_code, reply.json()["error"]["message"]) == (
+        501,
+        "the target that answered verifies no drafts: its version is old",
+    )
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

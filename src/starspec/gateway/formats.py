@@ -9,6 +9,7 @@ from typing import Protocol
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from starspec.errors import RequestError
 from starspec.gateway.answers import Answer, finish_reason_of
 from starspec.gateway.chat_text import ChatText
 from starspec.gateway.generation_request import ReplyOptions
@@ -233,7 +234,7 @@ class ReplyBuilder:
 
 
 class VerificationBuilder(ReplyBuilder):
-    """Builds the verdict about a draft."""
+    """Builds the verdict about a draft. Raises: RequestError if the target did not give one."""
 
     def __init__(self, reply_id: str, model: str, fingerprint: str, tokens: TokenText) -> None:
         super().__init__(reply_id, model, fingerprint, CompletionFormat(ReplyOptions(), tokens))
@@ -246,7 +247,8 @@ class VerificationBuilder(ReplyBuilder):
         metrics: RequestMetrics,  # noqa: ARG002 (of the base class: one round has no speed)
     ) -> Verification:
         (answer,) = answers
-        assert answer.verified is not None
+        if answer.verified is None:
+            raise RequestError("the target that answered verifies no drafts: its version is old", None, 501)
         tops = enumerate(answer.verified.tops, ROOT)
         places = [VerifiedPlace(node, [self._likely(*each) for each in top]) for node, top in tops]
         return Verification(
