@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from starspec.config import GatewayConfig, SpeculativeConfig
+from starspec.config.model import check_there
 from starspec.draft_methods import DRAFT_METHODS, DraftMethod
 from starspec.errors import ConfigError
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
@@ -82,3 +84,26 @@ def test_of_every_method_it_is_said_what_is_true_of_it() -> None:
 def test_a_target_of_a_gateway_is_given_once() -> None:
     with pytest.raises(ConfigError, match="--endpoint tcp://a:1 is given twice"):
         GatewayConfig(targets=("tcp://a:1", "tcp://b:1", "tcp://a:1"))
+
+
+@pytest.mark.parametrize(
+    ("files", "device", "is_there"),
+    [
+        ([], "cpu", True),
+        ([], "cuda", False),
+        (["nvidia0", "nvidiactl"], "cuda", True),
+        (["nvidia0", "nvidia1"], "cuda:1", True),
+        (["nvidia0", "nvidia1"], "cuda:2", False),
+        (["kfd"], "cuda:7", True),
+    ],
+)
+def test_a_device_that_is_certainly_not_there_is_refused(
+    tmp_path: Path, files: list[str], device: str, is_there: bool
+) -> None:
+    for each in files:
+        (tmp_path / each).touch()
+    if is_there:
+        check_there(device, tmp_path)
+        return
+    with pytest.raises(ConfigError, match=f"device '{device}' is not there"):
+        check_there(device, tmp_path)

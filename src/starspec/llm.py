@@ -42,6 +42,7 @@ from starspec.grammars.compile import Grammars
 from starspec.ids import RequestId
 from starspec.inputs import ChatMessage, Prompt, as_list, params_for, unwrapped
 from starspec.local_star import check_drafts, local_drafts
+from starspec.models.loading.checks import find_pair
 from starspec.models.loading.progress import listening
 from starspec.models.loading.tokenizer import bad_words_of, load_tokenizer, prompt_ids_of_chat, prompt_ids_of_text
 from starspec.observe.progress import ProgressBar
@@ -95,6 +96,7 @@ class LLM:
         self.stats = TargetStats()
         self._use_tqdm = use_tqdm
         with _shown_loading(use_tqdm):
+            find_pair(model, speculative_config.model if speculative_config else None)
             self.tokenizer = load_tokenizer(model)
             check_drafts(config, speculative_config, self.tokenizer)
             verifier = open_runner(config, batching, self.stats.batch).verifier

@@ -82,6 +82,11 @@ LINES = {
     "up: target": (("up", "/nowhere", "--port", "0"), NOWHERE),
     "up: draft": (("up", *LOST_DRAFT, "--port", "0"), NOWHERE),
     "up: another model's head": (("up", *OTHERS_HEAD, "--port", "0"), NO_FIT),
+    "up: device": (("up", "synthetic:", "--device", "cuda:99", "--port", "0"), "device 'cuda:99' is not there"),
+    "up: device of the draft": (
+        ("up", "synthetic:", "--draft", "synthetic:", "--draft-device", "cuda:99", "--port", "0"),
+        "device 'cuda:99' is not there",
+    ),
     "up: head as target": (("up", "HERE/head", "--port", "0"), NO_MODEL),
     "up: port": (("up", *TARGET, "--port", "TAKEN"), "cannot listen on 127.0.0.1:"),
     "up: what a draft cannot do": (

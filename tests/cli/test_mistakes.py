@@ -60,6 +60,15 @@ MISTAKES = {
     ),
     "an option before its command in a group": (("bench", "--quick", "wire"), "--quick is an option of commands"),
     "value of the wrong kind": (("up", "--target", "x", "--targets", "two"), "invalid value for '--targets'"),
+    "an option of another command": (
+        ("target", "--target", "x", "--draft", "y"),
+        "no such option: --draft; the draft belongs to the hub: starspec draft --draft MODEL, and here --hub",
+    ),
+    "a value that is no number": ((*GENERATE, "--temperature", "1.x"), "should be a valid number, not '1.x'"),
+    "a value that is no number, with =": ((*GENERATE, "--temperature=1.x"), "should be a valid number, not '1.x'"),
+    "keys in no folder": (("keygen", ""), "'FOLDER': the name of a folder is empty"),
+    "a head in no folder": (("train", "--out", ""), "'--out': the name of a folder is empty"),
+    "traces in no folder": (("bench", "star", "--traces", ""), "'--traces': the name of a folder is empty"),
     "value out of range": (("up", "--target", "x", "--targets", "0"), "invalid value for '--targets'"),
     "unknown choice": (("up", "--target", "x", "--dtype", "int3"), "'--dtype': 'int3' is not one of"),
     "unknown method": (

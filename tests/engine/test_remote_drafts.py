@@ -337,8 +337,11 @@ def test_a_target_that_rests_opens_no_tag_on_a_new_link_and_opens_all_after_the_
     account = star.drafts._cost.account
     assert account is not None
     account.add_time(60.0)
-    star.step()
+    with capture_logs() as logs:
+        star.step()
     assert account.is_resting(star.clock.now)
+    [seconds] = [entry["seconds"] for entry in logs if "it is asked for none for a while" in entry["event"]]
+    assert seconds > 10.0
     for _ in range(3):  # links come and go
         star.hub.kill()
         star.step()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from structlog.testing import capture_logs
+
 from starspec.errors import PeerLost
 from starspec.gateway.hub_status import HubStatusPoller
 from starspec.stats import HubStats
@@ -23,3 +25,18 @@ async def test_a_silent_hub_leaves_no_stale_status() -> None:
     await watch.refresh()
     await watch.refresh()
     assert watch.status is None
+
+
+async def test_the_log_says_that_a_hub_is_silent_and_that_it_answers_again() -> None:
+    answers = iter([True, False, False, True, True])
+
+    async def ask() -> HubStatus:
+        if not next(answers):
+            raise PeerLost("silent")
+        return HubStatus("tiny", HubStats())
+
+    watch = HubStatusPoller(ask)
+    with capture_logs() as logs:
+        for _ in range(5):
+            await watch.refresh()
+    assert [entry["event"] for entry in logs] == ["the hub does not answer", "the hub answers again"]

@@ -94,3 +94,10 @@ def test_flows_of_other_targets_epochs_and_traversals_have_other_names() -> None
     names = {flow_id(owner, epoch, number) for owner in ("t0", "t1") for epoch in (1, 2) for number in (1, 2)}
     assert len(names) == 8
     assert all(int(name, 16) < 2**64 for name in names)
+
+
+def test_where_no_process_wrote_a_part_an_older_trace_stays(tmp_path: Path) -> None:
+    older = tmp_path / "trace.json"
+    older.write_text("older")
+    assert merge([tmp_path / "hub.json"], older) == 0
+    assert older.read_text() == "older"

@@ -9,7 +9,9 @@ import contextlib
 import errno
 import os
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Annotated, Final
 
 import typer
 from typer.core import TyperGroup
@@ -32,12 +34,20 @@ from starspec.cli.up import up
 from starspec.cli.verify import verify
 from starspec.errors import ConfigError, StarspecError
 from starspec.output_files import reason_of
+from starspec.quoting import quoted
 
 # a disk, a pipe, and what `open_closed_streams` puts in the place of a closed output
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EROFS, errno.EBADF)
+NOT_PARSED: Final = ", unable to parse string as"  # of pydantic, by way of typer
 EXTRA_WORDS = {  # command -> what was meant by a word that it does not take
     "draft": "give the draft as --draft MODEL",
     "generate": "put a prompt of several words into quotes",
+}
+OF_ANOTHER_COMMAND = {  # (command, option) -> where it belongs
+    ("target", "--draft"): "the draft belongs to the hub: starspec draft --draft MODEL, and here --hub tcp://HOST:PORT",
+    ("gateway", "--draft"): "the draft belongs to the hub: starspec draft --draft MODEL",
+    ("draft", "--target"): "the target has a process of its own: starspec target --target MODEL --hub tcp://HOST:PORT",
+    ("stage", "--draft"): "the draft belongs to the hub: starspec draft --draft MODEL",
 }
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -100,7 +110,7 @@ def run(arguments: list[str]) -> int:
     except TyperException as error:
         if not error.format_message():  # no command was given: typer has printed the help
             return error.exit_code
-        return _print_error(_sentence_of(error), error.exit_code)
+        return _print_error(_sentence_of(error, arguments), error.exit_code)
     except StarspecError as error:
         return _print_error(str(error), EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED)
     except OSError as error:
@@ -126,24 +136,40 @@ def _print_error(sentence: str, code: int) -> int:
     return code
 
 
-def _sentence_of(error: TyperException) -> str:
+def _sentence_of(error: TyperException, arguments: Sequence[str]) -> str:
     """Typer's error in one line, with the nearest option and the command whose `--help` tells more."""
     context = getattr(error, "ctx", None)
     nearest = getattr(error, "possibilities", None)
     option = getattr(error, "option_name", "")
     if context is not None and _belongs_to_a_command(option, context.command):
         return f"{option} is an option of commands: write it behind the command's name"
+    belongs = OF_ANOTHER_COMMAND.get((context.command.name, option)) if context is not None else None
     what = (
-        f"{error.message}; did you mean '{nearest[0]}'?"
+        f"{error.message}; {belongs}"
+        if belongs
+        else f"{error.message}; did you mean '{nearest[0]}'?"
         if nearest
         else error.format_message().replace("Value error, ", "")
     )  # pydantic's mark
+    if NOT_PARSED in what and (value := _value_of(getattr(error, "param", None), arguments)) is not None:
+        what = f"{what[: what.index(NOT_PARSED)]}, not {quoted(value)}"
     if what.startswith("Missing option '--target'"):
         what = f"{what.rstrip('.')}: give the model as --target MODEL"
     if what.startswith("Got unexpected extra argument") and context and context.command.name in EXTRA_WORDS:
         what = f"{what}: {EXTRA_WORDS[context.command.name]}"
     where = f" (see {context.command_path} --help)" if context else ""
     return what[0].lower() + " ".join(what[1:].split()) + where
+
+
+def _value_of(parameter: object, arguments: Sequence[str]) -> str | None:
+    """What the command line gives an option, which typer's message does not tell."""
+    for name in getattr(parameter, "opts", ()):
+        for word, following in zip_longest(arguments, arguments[1:]):
+            if word == name:
+                return following
+            if word.startswith(f"{name}="):
+                return word.removeprefix(f"{name}=")
+    return None
 
 
 def _belongs_to_a_command(option: str, group: object) -> bool:

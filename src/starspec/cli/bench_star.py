@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from starspec.cli.binder import bound, take
-from starspec.cli.files import Datasets, JsonFile, all_prompts, check_folder
+from starspec.cli.files import Datasets, JsonFile, all_prompts, check_folder, folder_named
 from starspec.cli.measuring import Quick, measuring, publish
 from starspec.cli.options import over
 from starspec.config import ModelConfig, Option
@@ -22,6 +22,8 @@ from starspec.harness.model_pair import ModelPair
 Traces = Annotated[
     Path | None,
     typer.Option(
+        parser=folder_named,
+        metavar="PATH",
         callback=check_folder,
         help="Also write traces of a few turns, at full speed, for Chrome or Perfetto, and a picture of them to this "
         "folder.",

@@ -59,6 +59,13 @@ def check_folder(path: Path | None) -> Path | None:
     return _unless(path, why_no_folder)
 
 
+def folder_named(text: str) -> Path:
+    """The parser of an option for a folder: an empty text would be the present one. Raises: BadParameter."""
+    if not text:
+        raise typer.BadParameter("the name of a folder is empty; '.' is the present one")
+    return Path(text)
+
+
 def _unless(path: Path | None, why_not: Callable[[Path], str | None]) -> Path | None:
     if path is not None and (why := why_not(path)):
         raise typer.BadParameter(why)

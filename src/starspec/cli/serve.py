@@ -14,7 +14,7 @@ import typer
 
 from starspec.cli import given
 from starspec.cli.binder import REQUIRED, bound, take
-from starspec.cli.files import check_folder
+from starspec.cli.files import check_folder, folder_named
 from starspec.cli.options import BatchingOptions
 from starspec.cli.output import check_output
 from starspec.cli.process import Server, ServerProcess, check_file
@@ -128,7 +128,12 @@ def gateway(
 def keygen(
     folder: Annotated[
         Path,
-        typer.Argument(callback=check_folder, help="Folder to make; must not hold keys yet.", metavar="FOLDER"),
+        typer.Argument(
+            parser=folder_named,
+            callback=check_folder,
+            help="Folder to make; must not hold keys yet.",
+            metavar="FOLDER",
+        ),
     ],
 ) -> None:
     """Make the keys that encrypt links between machines: one pair each for hub, targets, stages and gateways."""

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from starspec.cli.binder import bound, take
-from starspec.cli.files import JsonFile, check_folder
+from starspec.cli.files import JsonFile, check_folder, folder_named
 from starspec.cli.measuring import measuring, publish
 from starspec.harness.datasets import read_prompts
 from starspec.models.loading.checks import find_models
@@ -21,7 +21,14 @@ from starspec.train.plan import HeadPlan
 def train(
     plan: Annotated[HeadPlan, take(out=Path())],
     folder: Annotated[
-        Path, typer.Option("--out", callback=check_folder, help="Folder of the head; its work/ is for resuming.")
+        Path,
+        typer.Option(
+            "--out",
+            parser=folder_named,
+            metavar="PATH",
+            callback=check_folder,
+            help="Folder of the head; its work/ is for resuming.",
+        ),
     ],
     json_file: JsonFile = None,
 ) -> None:

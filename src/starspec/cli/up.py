@@ -34,6 +34,7 @@ from starspec.config import (
     TargetConfig,
     read_thresholds,
 )
+from starspec.config.model import check_there
 from starspec.config.network import LOOPBACK
 from starspec.config.option import A_MODEL, MODELS, NONE_GIVEN, PROCESS
 from starspec.errors import ConfigError, StarspecError
@@ -144,6 +145,8 @@ def up(
     model = _of_model(model, target)
     speculative = drafting.to_config()
     _check_draft_device(speculative, star.draft_device)
+    for device in (model.device, star.draft_device, speculative.device if speculative else None):
+        check_there(device or model.device)
     given.check_key_variable(api.api_key)
     config = StarConfig(
         model=model,
@@ -330,7 +333,9 @@ def _merge_traces(star: StarConfig, views: Sequence[ChildView], trace: Path | No
         return
     parts = {view.spec.name: trace_part(star.trace_folder, view.spec.name) for view in views}
     traced = [view for view in views if view.spec.name != "gateway"]
-    merge([parts[view.spec.name] for view in traced], trace)
+    if not merge([parts[view.spec.name] for view in traced], trace):
+        display.show_line("up", f"{trace} is not written: no process came so far as to trace anything")
+        return
     lacking = [view.spec.name for view in traced if view.num_restarts or not parts[view.spec.name].is_file()]
     if lacking:
         display.show_line(

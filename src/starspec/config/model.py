@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from starspec.config.checks import check_ranges, check_words, nearest
@@ -12,6 +13,7 @@ from starspec.errors import ConfigError
 
 DEFAULT_MAX_MODEL_LEN: Final = 4096  # tokens. It sizes the KV cache, and few requests are longer
 MAX_NUM_THREADS: Final = 1024  # of a forward; the operating system refuses more in words of its own
+OTHER_ACCELERATORS: Final = ("dxg", "kfd", "nvhost-gpu", "nvmap")  # of Windows, AMD and Jetson, which torch calls cuda
 DEVICE: Final = re.compile(r"cpu|cuda(:[0-9]+)?")
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -80,6 +82,18 @@ class ModelConfig:
         check_words(self)
         check_ranges(self)
         check_device(self.device)
+
+
+def check_there(name: str, devices: Path = Path("/dev")) -> None:
+    """Check a device as far as the system's device files show it, without torch.
+
+    Raises: ConfigError if it is certainly not there.
+    """
+    num_nvidia = len([*devices.glob("nvidia[0-9]*")])
+    is_known = num_nvidia or not any((devices / other).exists() for other in OTHER_ACCELERATORS)
+    _, _, index = name.partition(":")
+    if name.startswith("cuda") and is_known and int(index or 0) >= num_nvidia:
+        raise ConfigError(f"device '{name}' is not there: this machine has {num_nvidia} NVIDIA devices")
 
 
 def check_device(name: str) -> None:

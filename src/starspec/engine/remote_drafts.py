@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import structlog
 from torch import Tensor
 
 from starspec.client.charging import Charging
@@ -27,6 +28,7 @@ from starspec.engine.drafts import NgramDrafts, RoundTimes
 from starspec.engine.hub_tags import HubTags
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestKey
+from starspec.log_limit import LogLimit
 from starspec.policy.deadline import NoStallDeadline, Round
 from starspec.policy.hub_account import HubAccount
 from starspec.policy.hub_cost import HubCost, RoundGain
@@ -36,6 +38,8 @@ from starspec.speculation.acceptance import RULES, AcceptanceRule
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.stats import HubState, TargetStats
 from starspec.wire.transports.base import TargetTransport
+
+log = structlog.get_logger()
 
 
 class RemoteDrafts:
@@ -63,6 +67,7 @@ class RemoteDrafts:
         self._transport = transport
         self._stats = stats
         self._clock = clock
+        self._log_limit = LogLimit(clock)
         self._fallback = fallback
         self._method = method
         self._deadline = NoStallDeadline(deadline_s)
@@ -179,7 +184,10 @@ class RemoteDrafts:
     def note_round(self, times: RoundTimes) -> None:
         self._deadline.note_round(times.round_s, times.traversal_s)
         self._tags.lengths.end_round(times.num_tokens, times.traversal_s)
-        self._cost.end_round(times.occupancy_s, self._gain, self._clock())
+        now, account = self._clock(), self._cost.account
+        if self._cost.end_round(times.occupancy_s, self._gain, now) and account is not None:
+            event = "the hub takes more time than its drafts save; it is asked for none for a while"
+            self._log_limit.log(log.warning, event, seconds=round(account.rest_s(now), 1))
         self._stats.plain_tokens_per_s = self._cost.plain_tokens_per_s(self._gain.num_sequences)
         self._hub.note_plain_speed(self._stats.plain_tokens_per_s)
 

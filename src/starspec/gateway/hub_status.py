@@ -123,6 +123,8 @@ class HubStatusPoller:
                 self._enter("lost")
             self.status = None
         else:
+            if self.state == "lost":
+                self._log_limit.log(log.warning, "the hub answers again", seconds=round(self.state_s, 1))
             self._enter("connected")
 
     def _enter(self, state: HubState) -> None:

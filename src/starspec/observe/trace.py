@@ -82,12 +82,13 @@ def merge(parts: Sequence[Path], path: Path) -> int:
 
     Args:
         parts: files of `Trace.write`; a missing one (of a process that was killed) is skipped.
-    Returns: the number of parts found.
+    Returns: the number of parts found. If there is none, nothing is written.
     Raises: as `Trace.write`.
     """
     found = [part for part in parts if part.is_file()]
     events = [event for part in found for event in json.loads(part.read_bytes())["traceEvents"]]
-    _write_json(path, events)
+    if found:
+        _write_json(path, events)
     return len(found)
 
 
