@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 from memory_pipe import MemoryPipe
 from stage_driver import Driver, no_draft
+from structlog.testing import capture_logs
 from toy_stages import plain, toy_stages
 
 from starspec.errors import ConfigError, PeerLost, PeerProtocolError
 from starspec.ids import PipeEpoch, RowEpoch, RowLease, TargetId
+from starspec.log_limit import INTERVAL_S, LINES
 from starspec.models.runner import Segment
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
@@ -330,3 +332,14 @@ def test_a_coordinator_survives_whatever_stages_send_and_goes_on() -> None:
     follower = driver.begin(PROMPT, GREEDY, 6)
     driver.decode_all()
     assert follower.token_ids == plain(3, PROMPT, GREEDY.sampling, 6)
+
+
+def test_a_stage_that_breaks_off_again_and_again_does_not_fill_the_log() -> None:
+    pipe, verifier = piped()
+    with capture_logs() as logs:
+        for _ in range(300):
+            pipe._answers.append((0, Gap(verifier._members.pipe_epoch, 1, "no")))
+            verifier.poll(0.05)
+    assert verifier.num_losses > 10 * LINES
+    for event in ("the stages are attached anew", "all stages are attached"):
+        assert sum(each["event"] == event for each in logs) <= LINES * (1 + pipe.now / INTERVAL_S)

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from starspec.errors import ConfigError, LocalProtocolError
+from starspec.log_limit import LogLimit
 from starspec.models.runner import ModelInfo
 from starspec.policy.pipe_depth import PipeTimes
 from starspec.stages.account import PipeAccount
@@ -89,6 +90,7 @@ class RemoteVerifier:
         self._depth = depth
         self._link = link
         self._clock = clock
+        self._log_limit = LogLimit(clock)
         self._times = times
         self._trace = trace
         self._target_id = pipe.target_id
@@ -266,12 +268,13 @@ class RemoteVerifier:
         return Landed(launch.ticket, [heard(each) for each in message.verdicts], None)
 
     def _go_down(self) -> None:
-        log.warning("the stages are attached anew", why=self._members.reason)
+        self._log_limit.log(log.warning, "the stages are attached anew", why=self._members.reason)
         self._is_down = True
         self.num_losses += 1
 
     def _come_up(self) -> None:
-        log.info("all stages are attached", stages=[self._members.members[each].name for each in self._members.chain])
+        names = [self._members.members[each].name for each in self._members.chain]
+        self._log_limit.log(log.info, "all stages are attached", stages=names)
         self.cache.start_over()
         self._is_down = self._has_ended = False
         self._begin()
@@ -279,7 +282,7 @@ class RemoteVerifier:
 
     def _give_up(self) -> None:
         reason = f"{self._members.reason}; no other stage took its place within {self._times.wait_s:g} s"
-        log.error("requests end: a stage is gone", why=reason)
+        self._log_limit.log(log.error, "requests end: a stage is gone", why=reason)
         self._has_ended = True
         self._detach()
         self._in_flight.clear()

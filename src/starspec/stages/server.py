@@ -220,7 +220,7 @@ class StageServer:
             self._log_limit.log(log.warning, "what is no traversal is dropped", why=str(error))
             return
         except Exception:
-            log.exception("a traversal failed; its pipe breaks")
+            self._log_limit.log(log.exception, "a traversal failed; its pipe breaks")
             self._break_off("a forward failed: the stage's log says why")
             return
         finally:
