@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from starspec.bench.shard.model_plan import ModelPlan
+from starspec.bench.shard.real_models import ModelRow, measure_models, mistakes_of
+from starspec.bench.shard.real_models import blocks as blocks_of_models
 from starspec.bench.shard.synthetic import (
     FOUR,
     HIGH,
@@ -21,9 +26,14 @@ from starspec.bench.shard.synthetic import (
     measure_shard,
     ways,
 )
+from starspec.harness.datasets import Prompt
+from starspec.harness.model_pair import ModelPair
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.report import Report, Spread
 from starspec.harness.table import Table
 from starspec.policy.traversal import expected_tokens
 
+WAYS = [f"{delay}ms_{streams}" for delay in (0, 5) for streams in (1, 2)]
 SMALL = ShardPlan(num_tokens=400, num_plain_tokens=20, num_real_tokens=4, num_real_plain_tokens=2, stage_ms=1.0)
 
 
@@ -81,3 +91,44 @@ def test_processes_are_as_fast_as_virtual_time_says() -> None:
             if way.mode == PLAIN or (way.mode, way.scene) == (IN_FLIGHT, HIGH):
                 num_tokens = 4 if way.mode == PLAIN else 24
                 assert 0.75 < decode_really(way, num_tokens) / decode_virtually(way, num_tokens) < 1.1
+
+
+@pytest.mark.system
+def test_a_real_model_in_stages_is_compared_with_itself_uncut(tiny_folder: Path) -> None:
+    folder = str(tiny_folder)
+    pair = ModelPair(target=folder, draft=folder, quantization="none", dtype="float32")
+    prompts = [Prompt(name, "plain", "word " * length) for name, length in (("a", 3), ("b", 5), ("c", 2))]
+    plan = ModelPlan(delays_ms=(0.0, 5.0), streams=(1, 2), num_prompts=3, max_tokens=8)
+    report = measure_models(pair, prompts, plan, lambda *_: None)
+    assert mistakes_of(report) == []
+    assert all(row.num_same == row.num_answers > 0 for row in report.rows)
+    assert len(report.rows) == 2 * (2 + 2 * 3)
+    assert {f"{ratio}_{where}" for ratio in ("sync_vs_plain", "in_flight_vs_plain") for where in WAYS} < {
+        *report.ratios
+    }
+    by_mode = {(row.mode, row.delay_ms, row.num_streams): row for row in report.rows}
+    assert by_mode["synchronous", 5.0, 1].traversals_per_token < by_mode["plain", 5.0, 1].traversals_per_token
+    assert by_mode["plain", 0.0, 1].bytes_per_token > 2 * 4 * 64  # two links of a prompt's and of its own token
+    assert len(blocks_of_models(report)) == 1 + len(report.ratios)
+
+
+def test_answers_that_differ_are_told() -> None:
+    row = ModelRow(
+        mode="in flight",
+        num_cores=1,
+        delay_ms=20.0,
+        num_streams=1,
+        num_answers=3,
+        tokens_per_s=Spread(1.0, 1.0, 1.0),
+        vs_plain=2.0,
+        num_same=2,
+        num_differing_tokens=5,
+        traversals_per_token=0.5,
+        bytes_per_token=100.0,
+        vs_hidden=1.1,
+        stale_share=0.0,
+        fill=0.5,
+    )
+    report = Report(collect_provenance(), [row])
+    why = "in flight, 20 ms, 1 streams: 1 of 3 answers differ from those of the model that is not cut"
+    assert mistakes_of(report) == [why]

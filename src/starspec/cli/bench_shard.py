@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
-from starspec.cli.binder import bound
-from starspec.cli.files import JsonFile
+from pathlib import Path
+from typing import Annotated
+
+from starspec.bench.shard.model_plan import ModelPlan
+from starspec.cli.binder import bound, take
+from starspec.cli.files import Datasets, JsonFile, all_prompts
 from starspec.cli.measuring import Quick, measuring, publish
+from starspec.errors import ConfigError
+from starspec.harness.model_pair import ModelPair
 
 
 @bound
-def shard(quick: Quick = False, json_file: JsonFile = None) -> None:
+def shard(
+    models: Annotated[ModelPair, take("target", "draft", "quantization", "dtype", target="", draft="")],
+    plan: ModelPlan,
+    dataset: Datasets = None,
+    quick: Quick = False,
+    json_file: JsonFile = None,
+) -> None:
     """Compare plain, synchronous and in-flight decoding of a target in stages, on modelled links.
 
-    It does so in virtual time, where any machine gives the same figures, and by processes and sockets whose layers
-    sleep. DSD's equations are printed beside them.
+    Without models it does so in virtual time, where any machine gives the same figures, and by processes and sockets
+    whose layers sleep; DSD's equations are printed beside them. With --target and --draft a real model is cut into
+    stages, each on a core, behind a `starspec lab`. Exits 1 if drafts or stages changed a token.
     """
+    if not models.target and not models.draft:
+        if (plan, dataset) != (ModelPlan(), None):
+            raise ConfigError(
+                "bench shard with real models needs --target and --draft; on modelled layers it takes no options but "
+                "--quick and --json"
+            )
+        _on_modelled_layers(quick, json_file)
+        return
+    if not (models.target and models.draft):
+        raise ConfigError("bench shard with real models needs both --target and --draft")
+    prompts = all_prompts(dataset)
+    models.find()
+    with measuring("bench shard") as bar:
+        from starspec.bench.shard.real_models import blocks, measure_models, mistakes_of  # noqa: PLC0415 (torch)
+
+        report = measure_models(models, prompts, plan.in_small() if quick else plan, bar.advance)
+    publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes_of(report))
+
+
+def _on_modelled_layers(quick: bool, json_file: Path | None) -> None:
     with measuring("bench shard", "ways to decode") as bar:
         from starspec.bench.shard.synthetic import QUICK, ShardPlan, blocks, measure_shard  # noqa: PLC0415 (torch)
 

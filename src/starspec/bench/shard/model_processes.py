@@ -1,0 +1,69 @@
+"""The processes of `bench shard` with real models: stages on a core each, and the model that is not cut."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from starspec.bench.shard.real_pipe import PATIENCE_S
+from starspec.config import ModelConfig, StageConfig
+from starspec.engine.drafts import NoDrafts
+from starspec.engine.engine import TargetEngine
+from starspec.harness.decode import Job, decode, make_engine
+from starspec.models.loading.load import load_runner
+from starspec.models.loading.tokenizer import load_tokenizer
+from starspec.stages.build import build_stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Prompts that were answered at once."""
+
+    answers: list[list[int]]  # token ids, in the order of the prompts
+    seconds: float  # with the prompts
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(map(len, self.answers)) / self.seconds
+
+
+def answer_groups(engine: TargetEngine, groups: Sequence[Sequence[Job]]) -> list[Group]:
+    """Answer groups of prompts, one after the other."""
+    return [_answer(engine, each) for each in groups]
+
+
+def _answer(engine: TargetEngine, jobs: Sequence[Job]) -> Group:
+    started_s = time.monotonic()
+    results = decode(engine, jobs, batch_size=len(jobs), is_staggered=False)
+    return Group(answers=[each.token_ids for each in results], seconds=time.monotonic() - started_s)
+
+
+def run_model_stage(parent: Connection, place: int, layers: str, model: ModelConfig) -> None:
+    """Serve a stage on a core of its own until the parent says anything. Sends: the address."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[place % len(cores)]})
+    config = StageConfig(layers=layers, listen="tcp://127.0.0.1:0", silence_s=PATIENCE_S)
+    server = build_stage(config, model)
+    parent.send(server.address)
+
+    def stop() -> None:
+        parent.poll(None)
+        server.stop()
+
+    threading.Thread(target=stop, name="bench-stop", daemon=True).start()
+    server.run()
+
+
+def run_whole(parent: Connection, model: ModelConfig) -> None:
+    """Answer groups of jobs plainly, with the whole model, until the parent sends None.
+
+    Receives: a list of lists of Job. Sends: True once loaded; then a list of Group for each.
+    """
+    engine = make_engine(load_runner(model), load_tokenizer(model.model), NoDrafts())
+    parent.send(True)
+    while (groups := parent.recv()) is not None:
+        parent.send(answer_groups(engine, groups))
