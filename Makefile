@@ -7,7 +7,7 @@
 #                 RECEIPT=FILE saves the result of demo or test-vllm
 # make check      format, lint, types, import directions, public API, docs
 # make certify    the losslessness certificate, with PROMPTS="FILE ..." and for a pair with TARGET=DIR DRAFT=DIR.
-#                 All of it takes hours. PARTS=exact|sampled|bits|head-exact|head-bits|pair|batch|batch-pair runs one part,
+#                 All of it takes hours. PARTS=exact|sampled|bits|head-exact|head-bits|pair|batch|batch-pair|stages runs one,
 #                 SHARD=1/4 a quarter of the prompts, DEVICE=cuda uses a GPU
 # make models     get the demo model (SmolLM2-135M-Instruct) once, into ~/.cache/starspec
 # make format     repair format and lint
@@ -23,7 +23,7 @@ VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 VLLM_VERSION := 0.32.0
 CHROMIUM ?= chromium
-PARTS ?= exact sampled bits head-exact head-bits batch $(if $(TARGET),pair batch-pair)
+PARTS ?= exact sampled bits head-exact head-bits batch stages $(if $(TARGET),pair batch-pair)
 SOURCES := src tests examples benchmarks
 
 .PHONY: demo test test-browser test-vllm check lint types claims certify models format clean

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from stages import saved
 from starspec import LLM, SamplingParams
 from starspec.bench import certify as certificates
 from starspec.bench.certify import Shard, Subjects, certify, count_turns, short_prompts, try_part
-from starspec.bench.claims import BATCH, BATCH_PAIR, BITS, EXACT, HEAD_BITS, HEAD_EXACT, PAIR, SAMPLED_PART
+from starspec.bench.claims import BATCH, BATCH_PAIR, BITS, EXACT, HEAD_BITS, HEAD_EXACT, PAIR, SAMPLED_PART, STAGES
 from starspec.bench.lossless import CHUNK, Contender, LosslessRow, PlainAnswers, compare_with_plain, num_turns
 from starspec.bench.random_drafts import RandomDrafts
 from starspec.bench.verify import VerifyReport, verify_pair
@@ -163,6 +164,7 @@ def test_padded_batches_promise_the_same_tokens_in_float32_alone(dtype: str, num
         sampling="greedy",
         contender="draft",
         batching="eqspec",
+        num_stages=1,
         batch_size=4,
         sequences_per_round=2.0,
         num_prompts=2,
@@ -236,6 +238,19 @@ def test_the_certificate_holds_for_a_tiny_model_against_transformers(
     assert certificate.holds == all(part.holds for part in certificate.parts)
     assert all(part.holds for part in certificate.parts if part.dtype == "float32")  # bits are the machine's affair
     assert len(turns) == count_turns(subjects, 2)
+
+
+def test_a_model_in_stages_is_certified_against_itself_uncut(tmp_path: Path) -> None:
+    """Of 6 prompts, each number of stages answers each, with contenders that take turns."""
+    subjects = Subjects(model=str(saved("llama", tmp_path / "tiny")), part_names=("stages",))
+    turns: list[str] = []
+    certificate = certify(subjects, [own_prompts()], max_prompts=6, advance=turns.append)
+    [part] = certificate.parts
+    assert part.holds
+    assert {row.num_stages for row in part.rows} == {2, 3, 4}
+    assert sum(row.num_prompts for row in part.rows) == 6 * 3 * len(STAGES.samplings)
+    assert all(row.num_bitwise_tokens is None for row in part.rows)  # the logits are at the stages
+    assert len(turns) == count_turns(subjects, 6)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TypeVar, get_args
 
@@ -20,6 +21,7 @@ from starspec.bench.claims import (
     NUM_DRAFT_TOKENS,
     PAIR,
     SAMPLED_PART,
+    STAGES,
     TREE,
     DraftKind,
     Part,
@@ -39,6 +41,7 @@ from starspec.bench.random_drafts import RandomDrafts, RandomTrees
 from starspec.config import FIXED_LENGTH, ModelConfig, SpeculativeConfig
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
+from starspec.harness.cut_target import CutTarget
 from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
 from starspec.harness.provenance import Provenance, collect_provenance
 from starspec.harness.table import Block
@@ -113,7 +116,7 @@ class Subjects:
 
     def parts(self) -> list[tuple[Part, str, str]]:
         """The parts that are tested, each with its target and draft."""
-        parts = [(part, self.model, self.model) for part in (EXACT, SAMPLED_PART, BITS, BATCH)]
+        parts = [(part, self.model, self.model) for part in (EXACT, SAMPLED_PART, BITS, BATCH, STAGES)]
         if self.head:
             parts += [(part, self.model, self.head) for part in (HEAD_EXACT, HEAD_BITS)]
         if self.pair:
@@ -172,7 +175,7 @@ def count_turns(subjects: Subjects, max_prompts: int | None) -> int:
         num_turns(
             len(subjects.shard.choose(range(_num_prompts(part, max_prompts)))),
             len(part.samplings),
-            len(part.contenders) * len(part.batchings) // part.num_sharing + part.is_against_transformers,
+            part.num_contenders // part.num_sharing + part.is_against_transformers,
         )
         for part, _, _ in subjects.parts()
     )
@@ -202,23 +205,27 @@ def try_part(
         baseline = TransformersBaseline(target.model, part.dtype, bench.runner.info.eos_token_ids)
     plain_answers = PlainAnswers()
     kinds = {kind: _drafts(bench, kind, draft, plain_answers) for kind, _ in part.contenders}
-    rows = compare_with_plain(
-        bench,
-        prompts,
-        part.samplings,
-        [
-            Contender(kind, batch_size, kinds[kind], batching)
+    with ExitStack() as stack:
+        cut = {num: stack.enter_context(CutTarget(target, num)) for num in part.stages if num > 1}
+        contenders = [
+            Contender(kind, batch_size, kinds[kind], batching, cut.get(num_stages))
+            for num_stages in part.stages
             for batching in part.batchings
             for kind, batch_size in part.contenders
-        ],
-        part.max_tokens,
-        reference=baseline.answer_all if baseline else None,
-        plain_answers=plain_answers,
-        prefills_once=part.reads_prompts_once,
-        num_sharing=part.num_sharing,
-        first_turn=shard.number - 1,
-        advance=lambda what: advance(f"{part.name}: {what}"),
-    )
+        ]
+        rows = compare_with_plain(
+            bench,
+            prompts,
+            part.samplings,
+            contenders,
+            part.max_tokens,
+            reference=baseline.answer_all if baseline else None,
+            plain_answers=plain_answers,
+            prefills_once=part.reads_prompts_once,
+            num_sharing=part.num_sharing,
+            first_turn=shard.number - 1,
+            advance=lambda what: advance(f"{part.name}: {what}"),
+        )
     return PartResult(
         name=part.name,
         claim=part.claim,

@@ -8,6 +8,8 @@
     batch     float32, greedy and sampled: every token is that of plain decoding alone, however a batch is laid out.
               Each layout answers every prompt. Batch sizes take turns: each of five sizes gets a fifth of the prompts
     batch-pair    as batch, for a target and a draft that are different models; shorter prompts and answers
+    stages    float32, greedy and sampled: a target in 2, 3 and 4 stages, behind sockets, emits every token of the one
+              that is not cut. Each number of stages answers every prompt; contenders take turns
 
 Contenders are plain decoding in batches, prompt lookup, chains and trees of a draft model, and three wrong drafts. In
 parts with one model, the draft is that model with int4 weights. The wrong drafts propose random tokens: `liar` only
@@ -24,7 +26,7 @@ from typing import Literal
 from starspec.config import BATCHINGS, FIXED_LENGTH, WINDOW_BATCHES, BatchingConfig, SpeculativeConfig
 from starspec.harness.workbench import GREEDY, SAMPLED, Sampling
 
-PartName = Literal["exact", "sampled", "bits", "head-exact", "head-bits", "pair", "batch", "batch-pair"]
+PartName = Literal["exact", "sampled", "bits", "head-exact", "head-bits", "pair", "batch", "batch-pair", "stages"]
 DraftKind = Literal["off", "ngram", "draft", "tree", "liar", "half-liar", "lying-tree"]
 
 MAX_PROMPT_TOKENS = 128  # longer prompts are left out: what they cost is prefill, which is the same with and without
@@ -53,13 +55,19 @@ class Part:
     samplings: tuple[Sampling, ...]
     contenders: tuple[tuple[DraftKind, int], ...]  # and its batch size
     batchings: tuple[BatchingConfig, ...] = (BatchingConfig(),)  # each contender is tried with each
+    stages: tuple[int, ...] = (1,)  # each contender is tried with a target in so many stages; 1 = it is not cut
     num_rows: int = NUM_ROWS
     max_model_len: int = MAX_MODEL_LEN  # or the model's own, if that is less
     max_prompt_tokens: int = MAX_PROMPT_TOKENS
     is_against_transformers: bool = False
     needs_same_bits: bool = False
     reads_prompts_once: bool = False  # each layout forwards a prompt once, and its contenders take copies of K and V
-    takes_turns: bool = False  # each way of batching answers each prompt with one contender, neighbours with another
+    takes_turns: bool = False  # each way of batching, and each number of stages, answers each prompt with one contender
+
+    @property
+    def num_contenders(self) -> int:
+        """In all ways of batching and all numbers of stages."""
+        return len(self.contenders) * len(self.batchings) * len(self.stages)
 
     @property
     def num_sharing(self) -> int:
@@ -189,4 +197,16 @@ BATCH_PAIR = replace(
     max_tokens=PAIR_TOKENS,
     max_model_len=MAX_PAIR_PROMPT_TOKENS + PAIR_TOKENS,
     max_prompt_tokens=MAX_PAIR_PROMPT_TOKENS,
+)
+STAGES = Part(
+    name="stages",
+    claim="float32: a target in 2, 3 and 4 stages emits every token of the one that is not cut, each prompt in each "
+    "of these, with contenders that take turns",
+    dtype="float32",
+    num_prompts=200,
+    max_tokens=24,
+    samplings=(GREEDY, Sampling(temperature=0.7)),
+    contenders=(("off", 4), ("draft", 1), ("half-liar", 3), ("draft", 8), ("tree", 4)),
+    stages=(2, 3, 4),
+    takes_turns=True,
 )

@@ -10,6 +10,7 @@ from starspec.config import BatchingConfig, BatchingMethod, Dtype
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.engine.sequence import TargetSequence
 from starspec.harness.compare import NEAR_TIE, Comparison, Divergence, compare, divergence_lines, is_near_tie
+from starspec.harness.cut_target import CutTarget
 from starspec.harness.datasets import Prompt
 from starspec.harness.decode import Job, JobResult
 from starspec.harness.known_prompts import KnownPrompts
@@ -39,6 +40,11 @@ class Contender:
     batch_size: int
     drafts: Drafts = field(default_factory=NoDrafts)
     batching: BatchingConfig = field(default_factory=BatchingConfig)
+    target: CutTarget | None = None  # the target in stages; None = it is not cut
+
+    @property
+    def num_stages(self) -> int:
+        return 1 if self.target is None else self.target.num_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,7 @@ class LosslessRow:
     sampling: str
     contender: str
     batching: BatchingMethod
+    num_stages: int
     batch_size: int
     sequences_per_round: float  # mean number of sequences in a round
     num_prompts: int
@@ -219,7 +226,10 @@ class _Comparing:
     def _record(self, contender: Contender, jobs: Sequence[Job], known: KnownPrompts | None) -> tuple[Recorded, float]:
         """Returns: answers, and the seconds that they took."""
         started_s = time.perf_counter()
-        found = self.bench.record(jobs, contender.drafts, contender.batch_size, contender.batching, known)
+        if contender.target is None:
+            found = self.bench.record(jobs, contender.drafts, contender.batch_size, contender.batching, known)
+        else:
+            found = self.bench.record_in_stages(contender.target, jobs, contender.drafts, contender.batch_size)
         return found, time.perf_counter() - started_s
 
 
@@ -245,6 +255,7 @@ def _jobs(
 
 
 def _count_near_ties(jobs: Sequence[Job], plain: Recorded) -> int:
+    assert plain.logits is not None
     return sum(
         is_near_tie(logits, job.sampling, len(job.prompt_token_ids) + index)
         for job, decisions in zip(jobs, plain.logits, strict=True)
@@ -268,6 +279,7 @@ def _row(sampling: str, contender: Contender, tally: _Tally) -> LosslessRow:
         sampling=sampling,
         contender=contender.name,
         batching=contender.batching.method,
+        num_stages=contender.num_stages,
         batch_size=contender.batch_size,
         sequences_per_round=round(tally.num_sequence_rounds / max(1, tally.num_rounds), 2),
         num_prompts=comparison.num_answers,
@@ -295,6 +307,7 @@ COLUMNS = (
     Column("sampling", "sampling"),
     Column("drafts", "contender", is_text=True),
     Column("batching", "batching", is_text=True),
+    Column("stages", "num_stages"),
     Column("batch", "batch_size"),
     Column("seq/round", "sequences_per_round", ".1f"),
     Column("identical", share("num_identical", "num_prompts")),
@@ -313,5 +326,6 @@ def lossless_blocks(rows: Sequence[LosslessRow], title: str) -> list[Block]:
 
 def _divergence_lines(row: LosslessRow) -> list[str]:
     batching = "" if row.batching == "ragged" else f"{row.batching}, "
-    who = f"{row.sampling}, {row.contender}, {batching}batch {row.batch_size}"
+    stages = "" if row.num_stages == 1 else f"{row.num_stages} stages, "
+    who = f"{row.sampling}, {row.contender}, {batching}{stages}batch {row.batch_size}"
     return divergence_lines(who, row.first_divergence, row.num_prompts - row.num_identical, row.num_explained)

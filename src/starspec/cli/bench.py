@@ -40,7 +40,7 @@ app.command("async")(async_pair)
 app.command()(warm)
 
 CertifiedPart = Literal[  # importing claims imports torch
-    "exact", "sampled", "bits", "head-exact", "head-bits", "pair", "batch", "batch-pair"
+    "exact", "sampled", "bits", "head-exact", "head-bits", "pair", "batch", "batch-pair", "stages"
 ]
 GRID, VLLM, SUITABLE = "Grid", "vLLM", "what suits the kind of draft"
 

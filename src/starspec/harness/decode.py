@@ -20,6 +20,7 @@ from starspec.stats import RequestStats, TargetStats
 from starspec.tracing import Tracer
 from starspec.windows.judging import Judging, judge
 from starspec.windows.local import LocalVerifier
+from starspec.windows.verifier import Verifier
 from starspec.wire.messages import RequestSpec
 
 Advance = Callable[[str, int | None], None]
@@ -89,25 +90,35 @@ def make_engine(
         judge: as for LocalVerifier.
     """
     batching = batching or BatchingConfig()
-    config = TargetConfig(
-        name="bench",
-        max_num_seqs=max_num_seqs or runner.cache.num_rows,
-        max_num_queued_reqs=MAX_QUEUED,
-        prefill_chunk=prefill_chunk,
-        batching=batching,
-        allow_relaxed=True,
-    )
-    verifier = LocalVerifier(runner, batching.method, judge)
-    info = runner.info
+    verifier, info = LocalVerifier(runner, batching.method, judge), runner.info
     return TargetEngine(
         verifier,
         tokenizer,
         drafts,
-        config,
+        _bench_config(batching, max_num_seqs or runner.cache.num_rows, prefill_chunk),
         stats or TargetStats(),
         trace=trace,
         thresholds=thresholds,
         grammars=Grammars(tokenizer, info.vocab_size, info.eos_token_ids),
+    )
+
+
+def make_engine_over(
+    verifier: Verifier, tokenizer: Any, drafts: Drafts, stats: TargetStats, *, max_num_seqs: int
+) -> TargetEngine:
+    """As make_engine, for a model that is elsewhere. It holds no answers to grammars."""
+    config = _bench_config(BatchingConfig(), max_num_seqs, PREFILL_CHUNK)
+    return TargetEngine(verifier, tokenizer, drafts, config, stats)
+
+
+def _bench_config(batching: BatchingConfig, max_num_seqs: int, prefill_chunk: int) -> TargetConfig:
+    return TargetConfig(
+        name="bench",
+        max_num_seqs=max_num_seqs,
+        max_num_queued_reqs=MAX_QUEUED,
+        prefill_chunk=prefill_chunk,
+        batching=batching,
+        allow_relaxed=True,
     )
 
 

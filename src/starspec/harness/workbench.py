@@ -10,8 +10,9 @@ from torch import Tensor
 from starspec.config import BatchingConfig, ModelConfig, SpeculativeConfig
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
+from starspec.harness.cut_target import CutTarget
 from starspec.harness.datasets import Prompt, prompt_token_ids
-from starspec.harness.decode import Job, JobResult, decode, make_engine
+from starspec.harness.decode import Job, JobResult, decode, make_engine, make_engine_over
 from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.recorder import DecisionRecorder
 from starspec.ids import RequestId
@@ -46,7 +47,7 @@ class Recorded:
     """Answers, and the logits that decided each token."""
 
     answers: list[JobResult]
-    logits: list[list[Tensor]]
+    logits: list[list[Tensor]] | None  # None = not recorded
     rounds: BatchStats
 
     @property
@@ -143,3 +144,10 @@ class Workbench:
         answers = decode(engine, jobs, batch_size=num_rows)
         logits = [recorder.take(RequestId(f"job-{index}")) for index in range(len(jobs))]
         return Recorded(answers, logits, stats.batch)
+
+    def record_in_stages(self, target: CutTarget, jobs: Sequence[Job], drafts: Drafts, batch_size: int) -> Recorded:
+        """As `record`, with this target cut into stages, which have the logits."""
+        stats = TargetStats()
+        with target.coordinator() as verifier:
+            engine = make_engine_over(verifier, self.tokenizer, drafts, stats, max_num_seqs=batch_size)
+            return Recorded(decode(engine, jobs, batch_size=batch_size), None, stats.batch)
