@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,13 +123,16 @@ def test_answers_that_differ_are_told() -> None:
         tokens_per_s=Spread(1.0, 1.0, 1.0),
         vs_plain=2.0,
         num_same=2,
-        num_differing_tokens=5,
+        share_same=0.75,
         traversals_per_token=0.5,
         bytes_per_token=100.0,
         vs_hidden=1.1,
         stale_share=0.0,
         fill=0.5,
     )
-    report = Report(collect_provenance(), [row])
+    report = Report(collect_provenance(), [row], notes={"plan": ModelPlan()})
     why = "in flight, 20 ms, 1 streams: 1 of 3 answers differ from those of the model that is not cut"
     assert mistakes_of(report) == [why]
+    inexact = replace(report, notes={"plan": ModelPlan(hidden_dtype="int8")})
+    assert mistakes_of(inexact) == []
+    assert "hidden states in int8: not exact, so tokens may differ" in blocks_of_models(inexact)

@@ -178,7 +178,7 @@ MISTAKES = {
     ),
     "in flight to nowhere": (
         ("target", "--target", "x", "--in-flight", "3"),
-        "--in-flight and --spares are about stages, and the model runs here: give --stages too",
+        "--in-flight, --spares and --hidden-dtype are about stages, and the model runs here: give --stages too",
     ),
     "far stages without keys": (
         ("target", "--target", "synthetic:", "--port", "0", "--stages", "tcp://far.example:1"),

@@ -9,7 +9,7 @@ import pytest
 from memory_pipe import MemoryPipe
 from toy_stages import VOCAB, plain, toy_stages
 
-from starspec.config import TargetConfig
+from starspec.config import PipeConfig, TargetConfig
 from starspec.engine.drafts import NgramDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.errors import CapacityError
@@ -25,6 +25,7 @@ from starspec.wire.messages import RequestSpec
 
 NUM_STAGES = 3
 WAIT_S = 10.0
+NO_STAGES = PipeConfig()
 
 
 class Words:
@@ -35,7 +36,9 @@ class Words:
 class Target:
     """An engine over toy stages. Args: num_spares: for the first stage, and for the second."""
 
-    def __init__(self, num_spares: int = 0, delay_s: float = 0.01, depth: int = 2) -> None:
+    def __init__(
+        self, num_spares: int = 0, delay_s: float = 0.01, depth: int = 2, pipe_config: PipeConfig = NO_STAGES
+    ) -> None:
         self.pipe = MemoryPipe([*toy_stages(NUM_STAGES), *toy_stages(NUM_STAGES)[:num_spares]], lambda: delay_s)
         names = self.pipe.names[:NUM_STAGES]
         attached = attach(self.pipe, names, TargetId("t"), lease_s=9.0, timeout_s=20.0, clock=self.pipe.clock)
@@ -50,9 +53,9 @@ class Target:
         )
         stats, policy = TargetStats(), FixedLength(DraftBudget.chain(3))
         drafts = NgramDrafts(policy, 1, 3, stats, self.pipe.clock)
-        self.engine = TargetEngine(
-            self.verifier, Words(), drafts, TargetConfig(prefill_chunk=5), stats, self.pipe.clock
-        )
+        config = TargetConfig(prefill_chunk=5, pipe=pipe_config)
+        self.engine = TargetEngine(self.verifier, Words(), drafts, config, stats, self.pipe.clock)
+        self.lossless: list[bool] = []  # what answers say
         self.expected: dict[str, list[int]] = {}
         self.got: dict[str, list[int]] = {}
         self.ends: dict[str, Any] = {}
@@ -68,6 +71,7 @@ class Target:
             self.got[key.request_id] += output.token_ids
             if output.finish_reason is not None:
                 self.ends[key.request_id] = (output.finish_reason, output.stop_reason)
+                self.lossless += [output.stats.is_lossless] if output.stats else []
         self.engine.check_integrity()
 
     def run(self, seconds: float = 60.0) -> None:
@@ -149,6 +153,14 @@ def test_without_a_replacement_requests_end_in_time_and_new_ones_are_refused_unt
     assert target.got["late"] == target.expected["late"]
     target.idle(3.0)
     assert held(target) == [0] * NUM_STAGES
+
+
+@pytest.mark.parametrize(("hidden_dtype", "is_lossless"), [("model", True), ("int8", False)])
+def test_answers_say_that_hidden_states_in_eight_bits_are_not_exact(hidden_dtype: str, is_lossless: bool) -> None:
+    target = Target(pipe_config=PipeConfig(stages=("tcp://127.0.0.1:1",), hidden_dtype=hidden_dtype))
+    target.submit("a", PROMPT, GREEDY, 6)
+    target.run()
+    assert target.lossless == [is_lossless]
 
 
 def test_a_slow_link_is_not_a_dead_stage() -> None:

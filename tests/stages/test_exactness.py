@@ -55,10 +55,12 @@ def models(tmp_path_factory):
     return load
 
 
-def piped(runners, rng) -> tuple[MemoryPipe, RemoteVerifier]:
+def piped(runners, rng, hidden_dtype="model") -> tuple[MemoryPipe, RemoteVerifier]:
     pipe = MemoryPipe(runners, rng.random)
     names = [f"s{index}" for index in range(len(runners))]
-    attached = attach(pipe, names, TargetId("t"), lease_s=1e6, timeout_s=100.0, clock=pipe.clock)
+    attached = attach(
+        pipe, names, TargetId("t"), lease_s=1e6, timeout_s=100.0, clock=pipe.clock, hidden_dtype=hidden_dtype
+    )
     return pipe, RemoteVerifier(pipe, attached, runners[0].info, depth=4, clock=pipe.clock)
 
 
@@ -116,6 +118,23 @@ def test_tokens_are_those_of_plain_decoding_by_the_whole_model(family, law, mode
                 pipe, verifier = piped(runners, rng)
                 assert decode(verifier, guesser(truths, rng), batch, laws, is_ahead=is_ahead) == truths
                 check_drained(pipe, verifier)
+
+
+def test_hidden_states_in_eight_bits_take_fewer_bytes_and_drafts_still_change_no_token(models) -> None:
+    """A token's scale is its own. So its states do not depend on what it travels with, but they are not exact."""
+    whole, cuts = models("llama")
+    rng = random.Random(8)
+    batch, laws = prompts(6, rng), [LAWS["greedy"]] * 6
+    pipe, verifier = piped(cuts[0], rng, "int8")
+    truths = decode(verifier, no_draft, batch, laws)
+    stats = verifier.pipe
+    num_positions = sum(len(prompt) - 1 + NUM_TOKENS for prompt in batch)
+    a_token = whole.info.hidden_size + 4
+    assert [each.num_hidden_bytes for each in stats.stages] == [0, *[num_positions * a_token] * (len(cuts[0]) - 1)]
+    for is_ahead in (False, True):
+        pipe, verifier = piped(cuts[0], rng, "int8")
+        assert decode(verifier, guesser(truths, rng), batch, laws, is_ahead=is_ahead) == truths
+        check_drained(pipe, verifier)
 
 
 def seeded_tree(sequence: Driven, token_ids: list[int], *, is_drawn: bool) -> DraftTree:

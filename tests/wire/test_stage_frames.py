@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from starspec.errors import PeerProtocolError
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree, Drawing, DrawnCandidates, TopTokens
+from starspec.stages.frames import pack, unpack
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import JudgeOf, Judges, Landing, RowLaw, StageToCoordinator, Traversal, VerdictOf
 
@@ -112,3 +114,25 @@ def test_every_tree_reaches_the_last_stage_as_it_was(tree: DraftTree) -> None:
 def test_a_verdict_without_tokens_says_that_its_window_was_dropped() -> None:
     landing = Landing(1, 2, [VerdictOf(), VerdictOf([5])])
     assert Decoder(StageToCoordinator).decode(encode(landing)) == landing
+
+
+values = st.lists(st.lists(st.floats(-1e4, 1e4, width=32), min_size=6, max_size=6), min_size=1, max_size=5)
+
+
+@given(values)
+def test_states_in_eight_bits_are_off_by_half_a_step_of_their_token_at_most(values: list[list[float]]) -> None:
+    states = torch.tensor(values)
+    packed = pack(states, "int8")
+    assert len(packed) == len(values) * (6 + 4)
+    off = (unpack(packed, len(values), 6, states, "int8") - states).abs()
+    assert (off <= 0.5001 * states.abs().amax(1, keepdim=True) / 127 + 1e-30).all()
+
+
+def test_states_in_eight_bits_come_back_in_the_dtype_of_the_model_and_zeros_stay() -> None:
+    states = torch.tensor([[0.0, 0.0], [1.0, -127.0]], dtype=torch.bfloat16)
+    back = unpack(pack(states, "int8"), 2, 2, states, "int8")
+    assert back.dtype == torch.bfloat16
+    assert torch.equal(back, states)
+    assert unpack(b"", 0, 2, states, "int8").shape == (0, 2)
+    with pytest.raises(PeerProtocolError, match="hidden states of 2 tokens have 12 bytes, not 8"):
+        unpack(bytes(8), 2, 2, states, "int8")

@@ -69,6 +69,10 @@ InFlight = Literal["auto"] | int
 """How many rounds travel at once: as many as keep the slowest stage busy; or a number."""
 
 
+HiddenDtype = Literal["model", "int8"]
+"""How hidden states travel: as they are computed; or in 8 bits with a scale for each token, which is not exact."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipeConfig:
     """The stages of a target, if its model is cut."""
@@ -117,6 +121,15 @@ class PipeConfig:
         ),
     ] = 30.0
     silence_s: Silence = 2.0
+    hidden_dtype: Annotated[
+        HiddenDtype,
+        Option(
+            "How hidden states travel from stage to stage: model = as they are computed; int8 = in 8 bits with a scale "
+            "for each token, which saves bytes and changes tokens.",
+            MODELS,
+            words=("model", "int8"),
+        ),
+    ] = "model"
 
     def __post_init__(self) -> None:
         check_words(self)
@@ -127,8 +140,15 @@ class PipeConfig:
         twice = next((each for each in endpoints if endpoints.count(each) > 1), None)
         if twice is not None:
             raise ConfigError(f"stage {twice} is listed twice in --stages and --spares: each holds its layers once")
-        if not self.stages and (self.in_flight != "auto" or self.spares):
-            raise ConfigError("--in-flight and --spares are about stages, and the model runs here: give --stages too")
+        if not self.stages and (self.in_flight != "auto" or self.spares or not self.is_exact):
+            raise ConfigError(
+                "--in-flight, --spares and --hidden-dtype are about stages, and the model runs here: give --stages too"
+            )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether tokens are those of the model that is not cut."""
+        return self.hidden_dtype == "model"
 
     @property
     def depth(self) -> int | None:

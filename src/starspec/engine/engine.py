@@ -176,6 +176,7 @@ class TargetEngine:
                 relaxation=relaxation,
                 owner=owner,
                 grammar=grammar,
+                is_exact=self._config.pipe.is_exact,
             )
         )
 

@@ -92,7 +92,11 @@ class TargetSequence:
         relaxation: Relaxation | None = None,
         owner: str = "",
         grammar: GrammarMatcher | None = None,
+        is_exact: bool = True,
     ) -> None:
+        """Args:
+        is_exact: the target's own tokens are those of its model.
+        """
         self.key = key
         self.sender = Sender(owner, key.peer)
         self.spec = spec
@@ -107,7 +111,7 @@ class TargetSequence:
         self.counts = TokenCounts(spec.prompt_token_ids, ())
         self.state = SequenceState.WAITING
         self.row: int | None = None
-        self.stats = RequestStats(is_lossless=rule.is_lossless)
+        self.stats = RequestStats(is_lossless=rule.is_lossless and is_exact)
         self.length_choice = ""  # of the last draft that was wanted, and why not more: for traces
         self.arrived_s = arrived_s
         self.admitted_s = float("inf")  # when it got its cache row

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from starspec.config.stages import HiddenDtype
 from starspec.errors import ConfigError, PeerLost
 from starspec.ids import PipeEpoch, TargetId
 from starspec.models.layers import LayerRange, check_ranges
@@ -22,6 +23,7 @@ class Pipe:
     epoch: PipeEpoch
     lease_s: float
     target_id: TargetId
+    hidden_dtype: HiddenDtype = "model"  # of hidden states on their way
 
     def __post_init__(self) -> None:
         named = list(zip(self.names, self.stages, strict=True))
@@ -59,6 +61,7 @@ def attach(
     lease_s: float,
     timeout_s: float,
     clock: Callable[[], float],
+    hidden_dtype: HiddenDtype = "model",
 ) -> Pipe:
     """Begin a pipe epoch, higher than all that the stages have known.
 
@@ -66,18 +69,20 @@ def attach(
         names: endpoints of the stages, in the order of their layers. Each is told the one behind it.
         lease_s: stages whose coordinator is silent for longer leave the pipe.
         timeout_s: within which all must answer.
+        hidden_dtype: of hidden states on their way.
     Raises: ConfigError if a stage refuses or the stages are not one model; PeerLost if one does not answer. Then those
         that have answered are told that they are free.
     """
     deadline_s, epoch = clock() + timeout_s, PipeEpoch(1)
     while True:
-        messages = [Attach(PROTOCOL_VERSION, target_id, epoch, lease_s, each) for each in (*names[1:], "")]
+        nexts = (*names[1:], "")
+        messages = [Attach(PROTOCOL_VERSION, target_id, epoch, lease_s, each, hidden_dtype) for each in nexts]
         try:
             answers = _ask(link, names, messages, deadline_s, clock)
             newest = max((each.pipe_epoch for each in answers if isinstance(each, Outdated)), default=PipeEpoch(0))
             if not newest:
                 stages = tuple(each for each in answers if isinstance(each, Attached))
-                return Pipe(tuple(names), stages, epoch, lease_s, target_id)
+                return Pipe(tuple(names), stages, epoch, lease_s, target_id, hidden_dtype)
         except (ConfigError, PeerLost):
             detach(link, len(names), epoch)
             raise

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from starspec.config.stages import HiddenDtype
 from starspec.errors import PeerProtocolError
 from starspec.sampling.logprobs import TopLogprobs
 from starspec.speculation.verify import VerifyResult
@@ -15,6 +16,9 @@ from starspec.windows.window import Verdict
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES, Decoder, encode
 from starspec.wire.messages import Judges, Traversal, VerdictOf
 
+INT8_MAX: Final = 127
+SCALE_BYTES: Final = 4  # of a token
+TINY: Final = 1e-30  # instead of the scale of a token whose states are all 0
 Bytes = bytes | memoryview
 """Of a frame: as they lie where they arrived, or where they were computed."""
 
@@ -65,25 +69,41 @@ def parents_of(nodes: Sequence[int]) -> tuple[int, ...]:
     return (-1, *(parent + 1 for parent in nodes))
 
 
-def pack(hidden: Tensor) -> memoryview:
-    """The bytes of hidden states [T, C] in their own dtype, where they lie if that is the CPU's memory."""
-    return hidden.contiguous().cpu().view(torch.uint8).reshape(-1).numpy().data
+def pack(hidden: Tensor, dtype: HiddenDtype = "model") -> memoryview:
+    """The bytes of hidden states [T, C], where they lie if they stay in their own dtype in the CPU's memory."""
+    hidden = hidden.contiguous().cpu()
+    if dtype == "int8":
+        scales = hidden.abs().amax(1, keepdim=True).float() / INT8_MAX  # [T, 1]
+        rounded = (hidden.float() / scales.clamp_min(TINY)).round().to(torch.int8)  # [T, C]
+        return torch.cat([_bytes_of(scales), _bytes_of(rounded)]).numpy().data
+    return _bytes_of(hidden).numpy().data
 
 
-def unpack(data: Bytes, num_tokens: int, hidden_size: int, like: Tensor) -> Tensor:
-    """Hidden states [T, C], where their bytes lie if the device is the CPU.
+def unpack(data: Bytes, num_tokens: int, hidden_size: int, like: Tensor, dtype: HiddenDtype = "model") -> Tensor:
+    """Hidden states [T, C], where their bytes lie if they are in their own dtype and the device is the CPU.
 
     Args:
-        like: has their dtype and device.
+        like: has the dtype and the device of what is returned.
+        dtype: of the bytes.
     Raises: PeerProtocolError for another size.
     """
-    num_bytes = num_tokens * hidden_size * like.element_size()
-    if len(data) != num_bytes:
-        raise PeerProtocolError(f"hidden states of {num_tokens} tokens have {num_bytes} bytes, not {len(data)}")
+    a_token = hidden_size + SCALE_BYTES if dtype == "int8" else hidden_size * like.element_size()
+    if len(data) != num_tokens * a_token:
+        raise PeerProtocolError(
+            f"hidden states of {num_tokens} tokens have {num_tokens * a_token} bytes, not {len(data)}"
+        )
     if not data:
         return like.new_empty(0, hidden_size)
     changeable = bytearray(data) if isinstance(data, bytes) else data  # torch warns of constant ones
+    if dtype == "int8":
+        scales = torch.frombuffer(changeable, dtype=torch.float32, count=num_tokens).view(num_tokens, 1)
+        rounded = torch.frombuffer(changeable, dtype=torch.int8, offset=num_tokens * SCALE_BYTES)
+        return (rounded.view(num_tokens, hidden_size) * scales).to(like.device, like.dtype)
     return torch.frombuffer(changeable, dtype=like.dtype).view(num_tokens, hidden_size).to(like.device)
+
+
+def _bytes_of(values: Tensor) -> Tensor:
+    return values.view(torch.uint8).reshape(-1)
 
 
 def told(verdict: Verdict) -> VerdictOf:

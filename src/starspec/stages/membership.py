@@ -234,7 +234,8 @@ class Membership:
     def _attach(self, member: Member, epoch: PipeEpoch, after: str, now: float) -> Attach:
         member.leave()
         member.asked_s = now
-        return Attach(PROTOCOL_VERSION, self._pipe.target_id, epoch, self._pipe.lease_s, after)
+        pipe = self._pipe
+        return Attach(PROTOCOL_VERSION, pipe.target_id, epoch, pipe.lease_s, after, pipe.hidden_dtype)
 
     def _attached(self, index: int, message: Attached, now: float) -> None:
         member, attempt = self.members[index], self._attempt

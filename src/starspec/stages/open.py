@@ -64,13 +64,22 @@ def open_stages(
         _connect(link, pipe_config.start_timeout_s, clock)
         timeout_s = max(ATTACH_S, until_s - clock())  # they answer once their layers are loaded
         pipe = attach(
-            link, pipe_config.stages, TargetId(config.name), lease_s=LEASE_S, timeout_s=timeout_s, clock=clock
+            link,
+            pipe_config.stages,
+            TargetId(config.name),
+            lease_s=LEASE_S,
+            timeout_s=timeout_s,
+            clock=clock,
+            hidden_dtype=pipe_config.hidden_dtype,
         )
         _check_model(link, pipe, info, model)
     except BaseException:
         link.close()
         raise
     report = "invariant at all stages" if pipe.is_invariant else "not invariant at all stages"
+    if not pipe_config.is_exact:
+        report = f"hidden states in {pipe_config.hidden_dtype} between stages: tokens are not those of the whole model"
+        log.warning("answers are not lossless", why=report)
     # hidden states stay at the stages: a draft that needs them is refused at the handshake with its hub
     seen = replace(info, hidden_size=0)
     times = StageTimes(seen_within_s=pipe_config.silence_s, wait_s=pipe_config.wait_s)

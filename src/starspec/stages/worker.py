@@ -130,7 +130,7 @@ class StageWorker:
             return None
         num_tokens = [0 if each.is_dropped else each.num_tokens for each in frame.traversal.windows]
         like = self._runner.cache.keys[0]
-        hidden = unpack(frame.hidden, sum(num_tokens), self._runner.info.hidden_size, like)
+        hidden = unpack(frame.hidden, sum(num_tokens), self._runner.info.hidden_size, like, self.session.hidden_dtype)
         if all(standing):
             return hidden
         is_kept = [kept for kept, num in zip(standing, num_tokens, strict=True) for _ in range(num)]
@@ -142,7 +142,9 @@ class StageWorker:
             replace(each, token_ids=[], is_dropped=not is_kept)
             for each, is_kept in zip(traversal.windows, standing, strict=True)
         ]
-        hidden: Bytes = b"" if output is None or output.hidden is None else pack(output.hidden)
+        hidden: Bytes = (
+            b"" if output is None or output.hidden is None else pack(output.hidden, self.session.hidden_dtype)
+        )
         return Frame(replace(traversal, windows=windows, work=self._work(frame, cost)), frame.judges, hidden)
 
     def _work(self, frame: Frame, cost: _Cost) -> tuple[StageWork, ...]:

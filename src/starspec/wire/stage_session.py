@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
+from starspec.config.stages import HiddenDtype
 from starspec.errors import PeerProtocolError
 from starspec.ids import PipeEpoch, RowEpoch, RowLease
 from starspec.wire.messages import Alive, Attach, Beat, Detach, Gap, Outdated, Refused, Retract, RowChange, Traversal
@@ -64,6 +65,7 @@ class StageSession:
         self.state = StageState.DETACHED
         self.pipe_epoch = PipeEpoch(0)  # the highest that was ever known
         self.next_number = 1  # of the traversal that follows
+        self.hidden_dtype: HiddenDtype = "model"  # of hidden states on their way
         self.next = ""  # endpoint of the stage behind; "" = there is none
         self.num_stale = 0  # frames of older pipe epochs, and repeated ones
         self.owner = ""  # the target of the pipe
@@ -86,6 +88,7 @@ class StageSession:
             return Outdated(self.pipe_epoch)
         self._apply(StageEvent.ATTACH)
         self.pipe_epoch, self.next_number, self.next = message.pipe_epoch, 1, message.next
+        self.hidden_dtype = message.hidden_dtype
         self.owner, self._lease_s, self._heard_s = message.target_id, message.lease_s, now
         return None
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
+from starspec.config import PipeConfig
+from starspec.config.checks import options_of
 from starspec.config.option import MEASURE, MODELS, Option
+from starspec.config.stages import HiddenDtype
 from starspec.errors import ConfigError
 
 MIN_PLAIN_PROMPTS: Final = 2
@@ -34,6 +37,7 @@ class ModelPlan:
     num_prompts: Annotated[int, Option("Prompts to answer.", MEASURE, least=1)] = 8
     max_tokens: Annotated[int, Option("Tokens of an answer.", MEASURE, least=4)] = 64
     num_repeats: Annotated[int, Option("Runs of each way to decode.", MEASURE, ("--repeats",), least=1)] = 1
+    hidden_dtype: Annotated[HiddenDtype, options_of(PipeConfig)["hidden_dtype"]] = "model"
     num_draft_tokens: Annotated[int, Option("Draft tokens of a window, at most.", MEASURE, least=1, most=32)] = 8
 
     def __post_init__(self) -> None:

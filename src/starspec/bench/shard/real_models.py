@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from statistics import mean
 from typing import Final, NamedTuple
 
 from starspec.bench.shard.model_plan import ModelPlan
@@ -21,13 +22,14 @@ from starspec.engine.build import make_drafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.harness.children import BenchProcess
+from starspec.harness.compare import first_difference, share_before
 from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
 from starspec.harness.decode import Advance, Job
 from starspec.harness.model_pair import ModelPair
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report, Spread
 from starspec.harness.star import await_hub
-from starspec.harness.table import Block, Column, Table, ratio_lines
+from starspec.harness.table import Block, Column, Table, ratio_lines, share
 from starspec.lab import LabThread
 from starspec.local_star import check_drafts
 from starspec.models.loading.load import max_len_of
@@ -64,7 +66,7 @@ class ModelRow:
     tokens_per_s: Spread  # of groups of prompts
     vs_plain: float | None  # of the same delay and streams
     num_same: int  # answers with the tokens of the model that is not cut
-    num_differing_tokens: int
+    share_same: float  # of tokens before the first that differs
     traversals_per_token: float | None
     bytes_per_token: float | None  # on all links, prompts included
     vs_hidden: float | None  # all bytes over those of hidden states
@@ -195,7 +197,12 @@ def _measure_delay(
 @contextmanager
 def _engine(bench: _Bench, endpoints: Sequence[str], hub: str | None, in_flight: InFlight) -> Iterator[TargetEngine]:
     """A target over the stages, whose drafts are those of the hub."""
-    pipe = PipeConfig(stages=tuple(endpoints), in_flight=in_flight, silence_s=PATIENCE_S)
+    pipe = PipeConfig(
+        stages=tuple(endpoints),
+        in_flight=in_flight,
+        silence_s=PATIENCE_S,
+        hidden_dtype=bench.plan.hidden_dtype,
+    )
     config = TargetConfig(name="bench", max_num_seqs=max(bench.plan.streams), pipe=pipe)
     stats, waiting = TargetStats(), Waiting()
     verifier = open_stages(config, bench.model(), waiting).verifier
@@ -233,7 +240,7 @@ def _row(key: Key, measured: _Measured, found: dict[Key, _Measured], plan: Model
         tokens_per_s=measured.speeds,
         vs_plain=None if plain is None or mode == PLAIN else measured.speeds.median / plain.speeds.median,
         num_same=sum(answer == right for answer, right in pairs),
-        num_differing_tokens=sum(_differing(*pair) for pair in pairs),
+        share_same=mean(share_before(first_difference(right, answer), right) for answer, right in pairs),
         traversals_per_token=pipe.num_traversals / num_tokens if pipe else None,
         bytes_per_token=pipe.num_bytes / num_tokens if pipe else None,
         vs_hidden=pipe.num_bytes / hidden if pipe and hidden else None,
@@ -246,14 +253,6 @@ def _pipe_of(measured: _Measured) -> tuple[PipeStats | None, int]:
     if measured.stats is None:
         return None, 0
     return measured.stats.pipe, measured.stats.acceptance.num_emitted_tokens
-
-
-def _differing(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens from the first difference on."""
-    same = next((index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
-    if same is None:
-        return abs(len(one) - len(other))
-    return max(len(one), len(other)) - same
 
 
 def ratios_of(rows: Sequence[ModelRow]) -> dict[str, float]:
@@ -278,7 +277,9 @@ def ratios_of(rows: Sequence[ModelRow]) -> dict[str, float]:
 
 
 def mistakes_of(report: Report) -> list[str]:
-    """Sentences about answers that differ."""
+    """Sentences about answers that differ, unless hidden states travel in 8 bits, which promises nothing."""
+    if report.notes["plan"].hidden_dtype != "model":
+        return []
     return [
         f"{row.mode}, {row.delay_ms:g} ms, {row.num_streams} streams: {row.num_answers - row.num_same} of "
         f"{row.num_answers} answers differ from those of the model that is not cut"
@@ -295,7 +296,8 @@ COLUMNS: Final = (
     Column("lowest", "tokens_per_s.lowest", ".2f"),
     Column("highest", "tokens_per_s.highest", ".2f"),
     Column("x plain", "vs_plain", ".2f"),
-    Column("same", lambda row: f"{row.num_same}/{row.num_answers}"),
+    Column("same", share("num_same", "num_answers")),
+    Column("tokens same", "share_same", ".1%"),
     Column("traversals", "traversals_per_token", ".2f"),
     Column("bytes", "bytes_per_token", ".0f"),
     Column("x hidden", "vs_hidden", ".2f"),
@@ -311,4 +313,7 @@ TITLE: Final = (
 
 def blocks(report: Report) -> list[Block]:
     """What people read."""
-    return [Table(TITLE, COLUMNS, report.rows, section="delay_ms"), *ratio_lines(report.ratios)]
+    lines = ratio_lines(report.ratios)
+    if report.notes["plan"].hidden_dtype != "model":
+        lines.append(f"hidden states in {report.notes['plan'].hidden_dtype}: not exact, so tokens may differ")
+    return [Table(TITLE, COLUMNS, report.rows, section="delay_ms"), *lines]

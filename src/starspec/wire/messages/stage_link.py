@@ -6,7 +6,7 @@ next one, and the last stage answers with a `Landing`.
 
 A traversal is three frames: `Traversal`, which each stage reads; `Judges`, which only the last one reads; the hidden
 states, [sum of `num_tokens` of the windows that are not dropped, C] in the model's dtype, little-endian; the first
-stage gets none.
+stage gets none. With `hidden_dtype` int8 they are a float32 scale for each token, and then the states in 8 bits.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from starspec.config import MAX_DRAFT_TOKENS
+from starspec.config.stages import HiddenDtype
 from starspec.ids import PipeEpoch, RowEpoch, RowLease
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import Relaxation
@@ -48,6 +49,7 @@ class Attach(Message, frozen=True):
     pipe_epoch: PipeEpochNumber  # higher than all that the stage has known
     lease_s: LeaseSeconds  # a coordinator that is silent for longer loses the stage
     next: Annotated[str, Meta(max_length=1024)] = ""  # endpoint of the stage behind; "" = there is none
+    hidden_dtype: HiddenDtype = "model"  # of hidden states on their way
 
 
 class Attached(Message, frozen=True):
