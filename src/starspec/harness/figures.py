@@ -19,6 +19,13 @@ MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 """A marker for each colour, so that a picture without colours can be read too."""
 
 
+def look(number: int) -> dict[str, str]:
+    """Colour and marker of a picture's line. After as many as there are colours, markers are hollow."""
+    turn, place = divmod(number, len(COLOURS))
+    filling = {"markerfacecolor": "white"} if turn else {}
+    return {"color": COLOURS[place], "marker": MARKERS[place], **filling}
+
+
 def require_matplotlib() -> None:
     """Raises: ConfigError if matplotlib is not installed."""
     if find_spec("matplotlib") is None:

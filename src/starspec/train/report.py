@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from starspec.harness.figures import COLOURS
 from starspec.harness.provenance import Provenance
 from starspec.train.evaluate import ChainAcceptance
 from starspec.train.trainer import TrainingProgress, TrainingStage
@@ -97,6 +98,7 @@ The command, folders shortened: `{shlex.join([command, *arguments])}`
 """
 
 
+BLUE, RED = COLOURS[0], COLOURS[4]
 SMOOTHED = 20  # steps that one point of the loss is the mean of
 
 
@@ -114,15 +116,15 @@ def draw_curves(progress: TrainingProgress, path: Path) -> None:
     steps, losses, shares = (
         (list(each) for each in zip(*progress.losses, strict=True)) if progress.losses else ([],) * 3
     )
-    left.plot(_means(steps), _means(losses), color="tab:blue")
-    left.set_xlabel("step")
-    left.set_ylabel("loss", color="tab:blue")
+    left.plot(_means(steps), _means(losses), color=BLUE)
+    left.set_xlabel("training step")
+    left.set_ylabel("loss (nats a token)", color=BLUE)
     beside = left.twinx()
-    beside.plot(_means(steps), _means(shares), color="tab:orange")
-    beside.set_ylabel("first token right", color="tab:orange")
-    right.plot(*(list(each) for each in zip(*progress.acceptance, strict=True)), marker="o")
-    right.set_xlabel("step")
-    right.set_ylabel("tokens a round, chain of 4, held-out")
+    beside.plot(_means(steps), _means(shares), color=RED, linestyle="--")
+    beside.set_ylabel("first token right (share)", color=RED)
+    right.plot(*(list(each) for each in zip(*progress.acceptance, strict=True)), color=BLUE, marker="o")
+    right.set_xlabel("training step")
+    right.set_ylabel("held-out, chain of 4 (tokens a round)")
     right.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
 

@@ -12,7 +12,7 @@ from starspec.bench.batch.rows import BatchRow, ratio_of
 from starspec.bench.lossless import mistake_sentences, promises_tokens
 from starspec.config import Dtype
 from starspec.harness.compare import divergence_lines
-from starspec.harness.figures import require_matplotlib, save
+from starspec.harness.figures import look, require_matplotlib, save
 from starspec.harness.provenance import Provenance
 from starspec.harness.report import Spread
 from starspec.harness.table import Block, Column, Table
@@ -166,31 +166,31 @@ def _divergence_lines(row: BatchRow) -> list[str]:
 
 
 def draw(rows: Sequence[BatchRow], path: Path) -> None:
-    """Save three panels over batch size: scaling of each method, share and time of realignment, grouping rates.
+    """Save four panels over batch size: scaling of each method, share and time of realignment, grouping rates.
 
     Raises: ConfigError if matplotlib is not installed or the file cannot be written.
     """
     require_matplotlib()
     from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
 
-    figure = Figure(figsize=(15, 4.4), layout="constrained")
-    scaling, overhead, grouping = figure.subplots(1, 3)
+    figure = Figure(figsize=(17, 4.4), layout="constrained")
+    panels = scaling, share, time, grouping = figure.subplots(1, 4)
     _lines(scaling, rows, lambda row: row.batch_scaling)
-    scaling.set_title("(a) tokens/s of rounds,\nover the method's own at batch 1")
-    _lines(overhead, _speculative(rows), lambda row: 100 * row.overhead_share)
-    overhead.set_title("(b) overhead, % of rounds' time\n(dotted, right axis: ms a round)")
-    per_round = overhead.twinx()
-    _lines(per_round, _speculative(rows), _overhead_ms, linestyle=":")
+    scaling.set_ylabel("tokens/s over the same at batch 1 (times)")
+    _lines(share, _speculative(rows), lambda row: 100 * row.overhead_share)
+    share.set_ylabel("overhead (% of rounds' time)")
+    _lines(time, _speculative(rows), _overhead_ms)
+    time.set_ylabel("overhead (ms a round)")
     _lines(grouping, _speculative(rows), lambda row: 100 * row.grouping_rate)
-    grouping.set_title("(c) rounds without realignment, %\n")
+    grouping.set_ylabel("rounds without realignment (%)")
     sizes = sorted({row.batch_size for row in rows})
-    for panel in (scaling, overhead, grouping):
-        panel.set_xlabel("batch size")
+    for panel in panels:
+        panel.set_xlabel("batch size (sequences)")
         panel.set_xscale("log", base=2)
         panel.set_xticks(sizes, labels=[*map(str, sizes)], minor=False)
     if not scaling.lines:
         scaling.text(0.5, 0.5, "batch 1 was not measured", ha="center", transform=scaling.transAxes)
-    lines = {line.get_label(): line for panel in (overhead, scaling) for line in panel.lines}
+    lines = {line.get_label(): line for panel in (share, scaling) for line in panel.lines}
     figure.legend([*lines.values()], [*lines], loc="outside right center")
     save(figure, path)
 
@@ -203,13 +203,11 @@ def _overhead_ms(row: BatchRow) -> float:
     return row.ms_realign_pad + row.ms_realign_kv + row.ms_copy + row.ms_schedule
 
 
-def _lines(
-    panel: Any, rows: Sequence[BatchRow], value_of: Callable[[BatchRow], float | None], linestyle: str = "-"
-) -> None:
-    """One line for each method, in the same color in every panel."""
+def _lines(panel: Any, rows: Sequence[BatchRow], value_of: Callable[[BatchRow], float | None]) -> None:
+    """One line for each method, which looks the same in every panel."""
     for number, method in enumerate(METHODS):
         points = [(row.batch_size, value_of(row)) for row in rows if row.method == method]
         known = sorted((size, value) for size, value in points if value is not None)
         if known:
             sizes, values = zip(*known, strict=True)
-            panel.plot(sizes, values, marker="o", linestyle=linestyle, color=f"C{number}", label=method)
+            panel.plot(sizes, values, label=method, **look(number))

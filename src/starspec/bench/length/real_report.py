@@ -10,7 +10,7 @@ from starspec.bench.length.rivals import POLICIES
 from starspec.bench.length.signals import DEPTH
 from starspec.config.speculative import NUM_STATED
 from starspec.harness.compare import divergence_lines
-from starspec.harness.figures import COLOURS, MARKERS, require_matplotlib, save
+from starspec.harness.figures import look, require_matplotlib, save
 from starspec.harness.table import Block, Column, Table, ratio_lines, share
 
 CELL_COLUMNS = (
@@ -98,11 +98,12 @@ def draw(rows: Sequence[RivalRow], path: Path) -> None:
     for panel, temperature in zip(panels, temperatures, strict=True):
         shown = [row for row in cells if row.cell.temperature == temperature]
         for number, (name, values) in enumerate(_lines(shown).items()):
-            panel.plot(values, linestyle=":", color=COLOURS[number], marker=MARKERS[number], label=name)
+            panel.plot(values, linestyle=":", label=name, **look(number))
         panel.axhline(1.0, color="black", linewidth=0.8)
         panel.set_xticks(range(len(shown)), [_label(row) for row in shown], rotation=60, ha="right", fontsize=8)
+        panel.set_xlabel("draft, prompts, batch size (sequences)")
         panel.set_title(f"T = {temperature:g}")
-    panels[0].set_ylabel("tokens/s over the best fixed length")
+    panels[0].set_ylabel("tokens/s over the best fixed length (times)")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
     save(figure, path)
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from starspec.bench.length.grid import MOST
 from starspec.bench.length.simulation import Curve, Scene, Simulation
-from starspec.harness.figures import COLOURS, MARKERS, require_matplotlib, save
+from starspec.harness.figures import look, require_matplotlib, save
 from starspec.harness.table import Column, Table
 from starspec.policy.length.dsde import Dsde
 from starspec.policy.length.fixed import FixedLength
@@ -132,11 +132,11 @@ def draw(rows: Sequence[ScalingRow], path: Path) -> None:
         shown = {policy: values for (each, policy), values in _by_line(rows).items() if each == curve}
         for number, (policy, values) in enumerate(shown.items()):
             speeds = [values[batch].tokens_per_step for batch in BATCHES]
-            panel.plot(BATCHES, speeds, color=COLOURS[number], marker=MARKERS[number], label=policy)
+            panel.plot(BATCHES, speeds, label=policy, **look(number))
         panel.set_xscale("log", base=2)
         panel.set_yscale("log", base=2)
         panel.set_xticks(BATCHES, labels=[*map(str, BATCHES)], minor=False)
-        panel.set_xlabel("batch size")
+        panel.set_xlabel("batch size (sequences)")
         panel.set_title(f"target steps: {curve}")
     panels[0].set_ylabel("tokens per target step")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")

@@ -12,7 +12,7 @@ from starspec.bench.relaxed.problems import Task
 from starspec.bench.relaxed.program import Outcome
 from starspec.harness.compare import compare
 from starspec.harness.decode import Job, JobResult
-from starspec.harness.figures import COLOURS, MARKERS, require_matplotlib, save
+from starspec.harness.figures import look, require_matplotlib, save
 from starspec.harness.intervals import Estimate, mean_of, mean_ratio, share_of
 from starspec.harness.provenance import Provenance
 from starspec.harness.table import Block, Column, Table, share
@@ -313,8 +313,7 @@ def _lines(panel: Any, rows: Sequence[RelaxedRow], value_of: Callable[[RelaxedRo
             [(row.tau or 0.0) + 0.006 * number for row in own],
             [each.value for each in values],
             yerr=[[each.value - each.low for each in values], [each.high - each.value for each in values]],
-            color=COLOURS[number],
-            marker=MARKERS[number],
             capsize=3,
             label=task,
+            **look(number),
         )

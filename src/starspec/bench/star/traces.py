@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 from starspec.bench.star.processes import Turn
 from starspec.bench.star.serving import StarTargets, serve_turn
 from starspec.config import HubConfig, ModelConfig
-from starspec.harness.figures import require_matplotlib, save
+from starspec.harness.figures import COLOURS, require_matplotlib, save
 from starspec.observe.trace import merge
 
 STEP, AHEAD, GIVEN_UP, VERIFY = "draft step", "run ahead", "given up", "verify"
-COLOURS: Final = {STEP: "#1f6fb4", AHEAD: "#7fb8e6", GIVEN_UP: "#c8c8c8", VERIFY: "#e08a3c"}
+KINDS: Final = {STEP: COLOURS[0], AHEAD: COLOURS[5], GIVEN_UP: "#c8c8c8", VERIFY: COLOURS[1]}
 HUB: Final = "hub"
 
 
@@ -49,7 +49,7 @@ def read_trace(path: Path) -> list[TraceSlice]:
     slices = [
         TraceSlice(names[event["pid"]], event["name"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
         for event in events
-        if event["ph"] == "X" and event["name"] in COLOURS
+        if event["ph"] == "X" and event["name"] in KINDS
     ]
     return sorted(slices, key=lambda each: each.start_s)
 
@@ -74,7 +74,7 @@ def draw_traces(traces: Sequence[tuple[str, Path]], path: Path, shown_s: float) 
     for panel, (title, slices), names in zip(panels, shown, lanes, strict=True):
         start_s = slices[0].start_s
         for lane, name in enumerate(names):
-            for kind, colour in COLOURS.items():
+            for kind, colour in KINDS.items():
                 spans = [
                     ((each.start_s - start_s) * 1e3, (each.end_s - each.start_s) * 1e3)
                     for each in slices
@@ -85,8 +85,8 @@ def draw_traces(traces: Sequence[tuple[str, Path]], path: Path, shown_s: float) 
         panel.invert_yaxis()
         panel.set_xlim(0, shown_s * 1e3)
         panel.set_title(f"{title}: the hub drafts {_busy(slices, shown_s):.0%} of the time", loc="left", fontsize=10)
-    panels[-1].set_xlabel("milliseconds")
-    handles = [Patch(color=colour, label=name) for name, colour in COLOURS.items()]
+    panels[-1].set_xlabel("time (ms)")
+    handles = [Patch(color=colour, label=name) for name, colour in KINDS.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     save(figure, path)
 

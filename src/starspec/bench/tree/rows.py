@@ -148,6 +148,9 @@ def _per_token(num_bytes: float | None, num_accepted: int) -> float | None:
     return round(num_bytes / num_accepted, 1) if num_bytes is not None and num_accepted else None
 
 
+BRIGHT = 0.6  # share of the colour scale from which on black text is read better
+
+
 def draw(rows: Sequence[TreeRow], path: Path) -> None:
     """Save a heat map of the trial: a panel for each temperature and p_min, a row for each depth and width.
 
@@ -161,7 +164,7 @@ def draw(rows: Sequence[TreeRow], path: Path) -> None:
     lines = sorted({(row.num_steps, row.eagle_topk) for row in trial if row.eagle_topk > 1})
     lines += [(0, 1)] if any(row.eagle_topk == 1 for row in trial) else []  # all chains in one row of the picture
     nodes = sorted({row.num_nodes for row in trial})
-    figure = Figure(figsize=(1.5 + 4.2 * len(kinds), 1.5 + 0.35 * len(lines)), layout="constrained")
+    figure = Figure(figsize=(1.5 + 4.2 * len(kinds), 2.0 + 0.35 * len(lines)), layout="constrained")
     panels = figure.subplots(1, len(kinds), squeeze=False)[0]
     highest = max(row.vs_plain for row in trial)
     lowest = min(row.vs_plain for row in trial)
@@ -170,12 +173,14 @@ def draw(rows: Sequence[TreeRow], path: Path) -> None:
         cells = [[values.get((line, num), float("nan")) for num in nodes] for line in lines]
         image = panel.imshow(cells, aspect="auto", cmap="viridis", vmin=lowest, vmax=highest)
         for (line, num), value in values.items():
-            panel.text(nodes.index(num), lines.index(line), f"{value:.2f}", ha="center", va="center", color="white")
+            colour = "black" if image.norm(value) > BRIGHT else "white"
+            panel.text(nodes.index(num), lines.index(line), f"{value:.2f}", ha="center", va="center", color=colour)
         panel.set_xticks(range(len(nodes)), [str(num) for num in nodes])
         panel.set_yticks(range(len(lines)), [_label(line) for line in lines])
-        panel.set_xlabel("nodes")
-        panel.set_title(f"T = {temperature:g}, p_min {p_min:g}: tokens/s over plain")
-    figure.colorbar(image, ax=list(panels))
+        panel.set_xlabel("nodes (draft tokens)")
+        panel.set_title(f"T = {temperature:g}, p_min {p_min:g}")
+    panels[0].set_ylabel("steps x children of a node")
+    figure.colorbar(image, ax=list(panels), label="tokens/s over plain (times)")
     save(figure, path)
 
 
