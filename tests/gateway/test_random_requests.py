@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from starspec.gateway.responses.schema import ResponsesRequest
 from starspec.gateway.schema import ChatCompletionRequest, CompletionRequest
 from starspec.gateway.unsupported import UNSUPPORTED
 
@@ -24,6 +25,7 @@ VALUES: list[Any] = [
     ("path", "kind", "base"),
     [
         ("/v1/completions", CompletionRequest, {"prompt": "hi"}),
+        ("/v1/responses", ResponsesRequest, {"input": "hi"}),
         ("/v1/chat/completions", ChatCompletionRequest, {"messages": [{"role": "user", "content": "hi"}]}),
     ],
 )

@@ -37,6 +37,8 @@ from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.recent import Recent
 from starspec.gateway.request_body import JsonRoute, readers
 from starspec.gateway.request_checks import ApiKeyMiddleware, BodyLimitMiddleware, FramingMiddleware
+from starspec.gateway.responses.delivery import ResponseBuilder, ResponseDelivery
+from starspec.gateway.responses.schema import ResponsesRequest
 from starspec.gateway.retry_after import RetryAfter
 from starspec.gateway.router import Router
 from starspec.gateway.schema import (
@@ -101,6 +103,11 @@ class Routes:
         translation = self._services.translator.chat(body, self._services.router.max_model_len)
         return await self._answer(translation, self._builder_of(ChatFormat), "chatcmpl", request)
 
+    async def responses(self, body: ResponsesRequest, request: Request) -> Response:
+        self._check_model(body.model)
+        translation = self._services.translator.response(body, self._services.router.max_model_len)
+        return await self._answer(translation, self._response_builder_of(body), "resp", request, ResponseDelivery)
+
     async def verify(self, body: VerifyRequest, request: Request) -> Response:
         self._check_model(body.model)
         translation = self._services.translator.verification(body, self._services.router.max_model_len)
@@ -140,6 +147,7 @@ class Routes:
         make_builder: MakeBuilder,
         prefix: str,
         request: Request,
+        make_delivery: type[Delivery] = Delivery,
     ) -> Response:
         """Translate, generate, and deliver the answer, unless the client leaves before."""
         timeout_s, started_s = self._services.config.request_timeout_s, self._services.clock()
@@ -149,7 +157,8 @@ class Routes:
         if generation_request is None:
             timer.disconnect()
             return Response(status_code=CLIENT_LEFT)
-        delivery = self._delivery(generation_request, make_builder, f"{prefix}-{secrets.token_hex(16)}", timer)
+        reply_id = f"{prefix}-{secrets.token_hex(16)}"
+        delivery = self._delivery(generation_request, make_builder, reply_id, timer, make_delivery)
         time_limit = partial(within, timeout_s, self._services.clock() - started_s)
         if generation_request.options.is_stream:
             return EventStream(delivery, self._services.config.keep_alive_s, time_limit)
@@ -166,11 +175,12 @@ class Routes:
         make_builder: MakeBuilder,
         reply_id: str,
         timer: RequestTimer,
+        make_delivery: type[Delivery],
     ) -> Delivery:
         generation = Generation(self._services.router, generation_request, reply_id)
         builder = make_builder(generation_request.options, reply_id)
         note_finished = partial(self._services.feed.requests.add, reply_id)
-        return Delivery(
+        return make_delivery(
             generation_request, generation, builder, timer, self._retry_after, self._services.codec.run, note_finished
         )
 
@@ -179,6 +189,14 @@ class Routes:
 
         def make(options: ReplyOptions, reply_id: str) -> ReplyBuilder:
             return ReplyBuilder(reply_id, identity.model, identity.fingerprint, make_format(options, tokens))
+
+        return make
+
+    def _response_builder_of(self, body: ResponsesRequest) -> MakeBuilder:
+        identity, tokens = self._services.identity, self._services.codec.tokens
+
+        def make(options: ReplyOptions, reply_id: str) -> ReplyBuilder:
+            return ResponseBuilder(reply_id, identity.model, identity.fingerprint, options, tokens, body)
 
         return make
 
@@ -272,6 +290,7 @@ def _add_routes(app: FastAPI, routes: Routes, json_route: type[JsonRoute]) -> No
     posts: dict[str, Callable[..., Any]] = {
         "/v1/completions": routes.completions,
         "/v1/chat/completions": routes.chat_completions,
+        "/v1/responses": routes.responses,
         "/v1/verify": routes.verify,
         "/tokenize": routes.tokenize,
         "/detokenize": routes.detokenize,

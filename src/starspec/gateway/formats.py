@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from starspec.errors import RequestError
@@ -209,7 +209,7 @@ class ReplyBuilder:
     ) -> Reply:
         return self._reply(self.reply_format.chunk_object, choices, usage, metrics)
 
-    def whole(self, answers: Sequence[Answer], usage: Usage, metrics: RequestMetrics) -> Reply | Verification:
+    def whole(self, answers: Sequence[Answer], usage: Usage, metrics: RequestMetrics) -> Struct:
         choices = [self.reply_format.whole(answer) for answer in answers]
         reply = self._reply(self.reply_format.whole_object, choices, usage, metrics)
         return replace(reply, prompt_logprobs=self.reply_format.prompt_logprobs(answers[0]))

@@ -14,7 +14,7 @@ from starspec.observe.metrics import PREFIX, StatusCollector, StatusSnapshot
 
 LATENCY_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 COUNTED_ROUTES: Final = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/v1/verify", "/v1/models", "/tokenize", "/detokenize"}
+    {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/verify", "/v1/models", "/tokenize", "/detokenize"}
     | {"/health", "/health/ready", "/ping", "/metrics"}
     | {"/dashboard", "/dashboard/state", "/dashboard/events"}
 )

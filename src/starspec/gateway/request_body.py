@@ -92,10 +92,15 @@ def read_body(body: bytes, kind: type[T]) -> T:
         raise RequestError("the body must be a JSON object, sent as application/json")
     if len(value) > MAX_KEYS:
         raise RequestError(f"the body has {len(value)} parameters; a request has at most {MAX_KEYS}")
+    return checked(kind, value)
+
+
+def checked(kind: type[T], value: Any, place: Sequence[str | int] = ()) -> T:
+    """The value as that kind of object. Args: place: where in the body it is. Raises: as `read_body`."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise _of_validation(error.errors(include_url=False, include_input=False)) from None
+        raise _of_validation(error.errors(include_url=False, include_input=False), place) from None
 
 
 def parse_body(body: bytes) -> Any:
@@ -189,10 +194,10 @@ def _path_to_long_integer(value: Any) -> tuple[str | int, ...] | None:
     return None
 
 
-def _of_validation(errors: Sequence[Any]) -> RequestError:
+def _of_validation(errors: Sequence[Any], place: Sequence[str | int]) -> RequestError:
     """The most specific error of a body, which names the parameter as in `messages[0].content`."""
     first = _most_specific(errors)
-    param = shortened(dotted(first["loc"]))
+    param = shortened(dotted((*place, *first["loc"])))
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":
         return RequestError(f"{param} is required", param)

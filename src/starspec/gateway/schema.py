@@ -35,7 +35,7 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _known_role(role: str) -> str:
+def known_role(role: str) -> str:
     if role not in ROLES:
         raise ValueError(f"must be one of {', '.join(ROLES)}, not {quoted(role)}")
     return role
@@ -48,7 +48,7 @@ def _positive(count: int) -> int:
     return count
 
 
-def _switch_or_object(given: Any) -> Any:
+def switch_or_object(given: Any) -> Any:
     """Before pydantic says which branches of the union do not fit."""
     if given is not None and not isinstance(given, bool | dict):
         raise ValueError('must be true, false or an object, as {"num_speculative_tokens": 4}')
@@ -106,7 +106,7 @@ class SamplingFields(DrawFields):
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
-    speculative: Annotated[bool | dict[str, Any] | None, BeforeValidator(_switch_or_object)] = None
+    speculative: Annotated[bool | dict[str, Any] | None, BeforeValidator(switch_or_object)] = None
     return_token_ids: bool | None = None
     prompt_logprobs: Count | None = None
     user: str | None = None  # accepted for compatibility and not used
@@ -170,7 +170,7 @@ class NamedTool(Body):
 
 
 class ChatMessage(Body):
-    role: Annotated[Text, AfterValidator(_known_role)]
+    role: Annotated[Text, AfterValidator(known_role)]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = Field(
         None, validate_default=True
     )

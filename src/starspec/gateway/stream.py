@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -130,11 +130,14 @@ class Delivery:
             if update is None:
                 yield KEEP_ALIVE
                 continue
-            for chunk in self._chunks(update):
-                yield event_of(chunk)
-        if self._request.options.include_usage:
-            yield event_of(self._builder.chunk([], self._usage(), metrics_of(self._answers)))
-        yield DONE
+            for event in self._events_of(update):
+                yield event
+        for event in self._last_events():
+            yield event
+
+    def error_event(self, fault: HttpError) -> bytes:
+        """What ends a stream that has begun."""
+        return b"data: " + fault.body() + b"\n\n" + DONE
 
     async def _next(self, timeout_s: float | None) -> tuple[Progress, bool] | None:
         """The next progress, added to its answer, and whether it is the answer's first.
@@ -164,15 +167,19 @@ class Delivery:
     def _new_answer(self, choice: int) -> Answer:
         return Answer(choice, self._request.specs[choice].prompt_token_ids, self._request.prompt_text(choice))
 
-    def _chunks(self, update: tuple[Progress, bool]) -> list[Reply]:
+    def _events_of(self, update: tuple[Progress, bool]) -> Iterator[bytes]:
         (choice, output, _), is_first = update
         answer, reply_format = self._answers[choice], self._builder.reply_format
-        chunks = []
         if is_first and (opening := reply_format.opening(answer)) is not None:
-            chunks.append(self._builder.chunk([opening], self._usage_so_far()))
+            yield event_of(self._builder.chunk([opening], self._usage_so_far()))
         if (part := reply_format.part(answer, output)) is not None:
-            chunks.append(self._builder.chunk([part], self._usage_so_far(), self._closing_metrics()))
-        return chunks
+            yield event_of(self._builder.chunk([part], self._usage_so_far(), self._closing_metrics()))
+
+    def _last_events(self) -> Iterator[bytes]:
+        """When all answers are whole."""
+        if self._request.options.include_usage:
+            yield event_of(self._builder.chunk([], self._usage(), metrics_of(self._answers)))
+        yield DONE
 
     def _usage(self) -> Usage:
         has_prediction = self._request.specs[0].prediction is not None
@@ -232,7 +239,7 @@ class EventStream(Response):
 
     async def _fail(self, fault: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
         if self._has_started:
-            await send({"type": "http.response.body", "body": error_event(fault) + DONE, "more_body": False})
+            await send({"type": "http.response.body", "body": self._delivery.error_event(fault), "more_body": False})
         else:
             await fault.response()(scope, receive, send)
 
@@ -245,7 +252,3 @@ def _without_answer(output: EngineOutput) -> EngineOutput:
 
 def event_of(reply: Reply) -> bytes:
     return b"data: " + msgspec.json.encode(reply) + b"\n\n"
-
-
-def error_event(fault: HttpError) -> bytes:
-    return b"data: " + fault.body() + b"\n\n"

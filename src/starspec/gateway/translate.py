@@ -14,6 +14,8 @@ from starspec.gateway.answer_form import FormChecks, form_of
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.reasoning import CLOSING, OPENING
+from starspec.gateway.responses.as_chat import as_chat, naming
+from starspec.gateway.responses.schema import ResponsesRequest
 from starspec.gateway.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -119,6 +121,13 @@ class Translator:
             predicted = await self._predicted(request.prediction, max_model_len)
             specs = tuple(msgspec.structs.replace(each, prediction=predicted) for each in specs)
         return replace(made, options=options, specs=specs)
+
+    async def response(self, request: ResponsesRequest, max_model_len: int | None) -> GenerationRequest:
+        """As `completion`."""
+        refuse_unsupported(request.model_extra, ResponsesRequest.model_fields)
+        with naming():
+            made = await self.chat(as_chat(request), max_model_len)
+        return replace(made, prompt_param="input")
 
     async def _predicted(self, prediction: Prediction, max_model_len: int | None) -> TokenIds:
         text = prediction.text

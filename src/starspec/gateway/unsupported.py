@@ -16,9 +16,12 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "add_special_tokens": (False,),  # of a chat, whose template adds them
     "allowed_token_ids": (),
     "audio": (),
+    "background": (False,),
     "best_of": (1,),
     "cache_salt": (),
     "chat_template": (),
+    "context_management": (),
+    "conversation": (),
     "documents": ([],),
     "early_stopping": (False,),
     "echo": (False,),
@@ -30,16 +33,21 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "guided_json": (),
     "guided_regex": (),
     "guided_whitespace_pattern": (),
+    "include": ([],),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
+    "max_tool_calls": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
+    "previous_response_id": (),
     "priority": (0,),
+    "prompt": (),
     "prompt_embeds": (),
+    "reasoning": ({},),
     "reasoning_effort": (),
     "repetition_detection": (),
     "return_tokens_as_token_ids": (False,),
@@ -50,7 +58,9 @@ UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
+    "truncation": ("disabled",),
     "typical_p": (1,),
     "use_beam_search": (False,),
     "verbosity": (),
@@ -78,11 +88,13 @@ OF_A_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {  # what a chat templat
 }
 
 OLD_TOOLS: Final = "chats take tools and tool_choice in its place: use those, or leave this out"
+STATELESS: Final = "this server keeps no responses: send the whole conversation as input, and leave this out"
 OLD_GUIDED: Final = 'use structured_outputs in its place, as {"json": ...}, "regex", "choice" or "grammar"'
 ADVICE: Final[Mapping[str, str]] = {
     **dict.fromkeys(("functions", "function_call"), OLD_TOOLS),
     **dict.fromkeys(("tools", "tool_choice"), "tools are for /v1/chat/completions: ask there, or leave this out"),
     **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), OLD_GUIDED),
+    **dict.fromkeys(("conversation", "previous_response_id", "store"), STATELESS),
     "best_of": "ask for as many answers with n and logprobs, and choose among them yourself, or leave this out",
     "prediction": "it is for /v1/chat/completions: ask there, or leave this out",
     "echo": "/v1/completions can repeat its prompt, a chat cannot: leave this out, or ask there",

@@ -1,0 +1,122 @@
+"""The request body of `/v1/responses`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from starspec.gateway.schema import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Body,
+    DrawFields,
+    Function,
+    Limit,
+    Text,
+    known_role,
+    switch_or_object,
+)
+
+
+class InputText(Body):
+    """A part of a message; an assistant's say `output_text`."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Text
+
+
+Parts = Text | Annotated[list[InputText], Field(fail_fast=True, max_length=MAX_PARTS)]
+
+
+class MessageItem(Body):
+    type: Literal["message"] = "message"
+    role: Annotated[Text, AfterValidator(known_role)]
+    content: Parts
+
+
+class CallItem(Body):
+    """A call that an assistant has made before."""
+
+    type: Literal["function_call"]
+    call_id: Text
+    name: Text
+    arguments: Text  # JSON
+
+
+class CallOutputItem(Body):
+    type: Literal["function_call_output"]
+    call_id: Text
+    output: Parts
+
+
+class ReasoningText(Body):
+    type: Literal["reasoning_text"]
+    text: Text
+
+
+class ReasoningItem(Body):
+    """What an assistant has thought before."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
+
+
+Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
+ITEMS: Final[Mapping[str, type[Item]]] = {
+    "message": MessageItem,
+    "function_call": CallItem,
+    "function_call_output": CallOutputItem,
+    "reasoning": ReasoningItem,
+}
+
+
+class ToolKind(Body):
+    type: Literal["function"]
+
+
+class FlatTool(Function, ToolKind):  # its type is checked first
+    """A function, as this API has it: without the object around it that chats have."""
+
+
+class FlatToolName(Body):
+    """The tool that is to be called."""
+
+    type: Literal["function"]
+    name: Text
+
+
+class TextFormat(Body):
+    """The form of the answer. The schema is that of `json_schema`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Text | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Body):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponseStreamOptions(Body):
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponsesRequest(DrawFields):
+    input: Text | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    instructions: Text | None = None
+    max_output_tokens: Limit | None = None
+    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatToolName | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    metadata: dict[str, str] | None = None  # comes back with the response
+    chat_template_kwargs: dict[str, Any] | None = None
+    speculative: Annotated[bool | dict[str, Any] | None, BeforeValidator(switch_or_object)] = None
+    user: str | None = None  # accepted for compatibility and not used
