@@ -119,3 +119,14 @@ async def test_a_grammar_that_outgrows_its_limits_is_the_clients_error(gateway: 
     gateway.target.emit(request_id, "", finish="error", stop_reason=why)
     reply = await asked
     assert (reply.status_code, reply.json()["error"]["message"]) == (400, why)
+
+
+async def test_grammars_that_take_long_keep_usual_ones_waiting_for_a_moment(gateway: Any) -> None:
+    def asked(regex: str) -> Any:
+        return gateway.post("/v1/completions", prompt="hi", structured_outputs={"regex": regex})
+
+    slow = [asyncio.create_task(asked(".*" * 8000 + str(number))) for number in range(12)]
+    await asyncio.sleep(0.05)
+    assert (await asked("[a-z]+")).status_code == 200
+    assert sum(each.done() for each in slow) < len(slow) / 2
+    assert {(await each).status_code for each in slow} == {400}

@@ -10,13 +10,14 @@ from typing import Any, Final
 
 from starspec.errors import CapacityError, RequestError
 from starspec.gateway.schema import SamplingFields
-from starspec.grammars.trial import Trial
+from starspec.grammars.trial import MAX_CPU_S, TooSlow, Trial
 from starspec.quoting import quoted
 from starspec.sampling.grammar import GrammarSpec
 from starspec.structured_outputs import StructuredOutputsParams, structured_outputs_of
 
 FORMAT: Final = "response_format"
-MAX_WAITING: Final = 64  # grammars; one that is new takes half a second at worst, mostly some milliseconds
+MAX_WAITING: Final = 64  # grammars
+USUAL_CPU_S: Final = 0.06  # of a grammar; large honest ones take 0.02
 SCHEMA: Final = f"{FORMAT}.json_schema.schema"
 
 
@@ -43,11 +44,13 @@ def form_of(request: SamplingFields) -> StructuredOutputsParams | None:
 
 
 class FormChecks:
-    """Compiles the grammars that requests ask for, one at a time. Only other grammars wait for that."""
+    """Compiles the grammars that requests ask for. Only other grammars wait for that.
+
+    Each gets as much time as honest ones need, and only then, behind others like it, as much as a grammar may take.
+    """
 
     def __init__(self) -> None:
-        self._trial = Trial()
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+        self._lanes = [(Trial(limit_s), ThreadPoolExecutor(1, "grammar")) for limit_s in (USUAL_CPU_S, MAX_CPU_S)]
         self._num_waiting = 0
 
     async def check(self, request: SamplingFields, grammar: GrammarSpec) -> None:
@@ -57,13 +60,22 @@ class FormChecks:
         self._num_waiting += 1
         try:
             with _naming(request):
-                await asyncio.get_running_loop().run_in_executor(self._worker, self._trial.check, grammar)
+                await self._check(grammar)
         finally:
             self._num_waiting -= 1
 
+    async def _check(self, grammar: GrammarSpec) -> None:
+        loop = asyncio.get_running_loop()
+        (first, worker), (last, patient_worker) = self._lanes
+        try:
+            await loop.run_in_executor(worker, first.check, grammar)
+        except TooSlow:
+            await loop.run_in_executor(patient_worker, last.check, grammar)
+
     def close(self) -> None:
-        self._worker.shutdown(wait=False, cancel_futures=True)
-        self._trial.close()
+        for trial, worker in self._lanes:
+            worker.shutdown(wait=False, cancel_futures=True)
+            trial.close()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import select
 import signal
@@ -29,10 +30,19 @@ MAX_MEMORY: Final = 2 * 2**30  # bytes of addresses of the child
 MAX_KNOWN: Final = 256  # grammars whose verdict is remembered
 
 
-class Trial:
-    """Checks grammars, one at a time. Thread-safe. The child starts with the first grammar."""
+class TooSlow(RequestError):
+    """The grammar took longer to compile than it may."""
 
-    def __init__(self) -> None:
+
+class Trial:
+    """Checks grammars, one at a time. Thread-safe. The child starts with the first grammar.
+
+    Args:
+        max_cpu_s: of a processor for one grammar.
+    """
+
+    def __init__(self, max_cpu_s: float = MAX_CPU_S) -> None:
+        self._max_cpu_s = max_cpu_s
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._known: OrderedDict[GrammarSpec, RequestError | None] = OrderedDict()  # the one asked last at the end
@@ -40,7 +50,7 @@ class Trial:
     def check(self, spec: GrammarSpec) -> None:
         """As `check_grammar`.
 
-        Raises: RequestError also if the grammar takes too long; CapacityError if there can be no child.
+        Raises: RequestError, which is TooSlow if the grammar takes too long; CapacityError if there can be no child.
         """
         with self._lock:
             if spec not in self._known:
@@ -50,21 +60,26 @@ class Trial:
                 self._known.popitem(last=False)
             verdict = self._known[spec]
         if verdict is not None:
-            raise RequestError(str(verdict), verdict.param)
+            raise type(verdict)(str(verdict), verdict.param)
 
     def close(self) -> None:
         """End the child, also in the middle of a grammar. Idempotent."""
         child, self._child = self._child, None
         if child is not None:
+            assert child.stdin is not None
+            assert child.stdout is not None
             child.kill()
-            child.communicate()
+            child.stdout.close()
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.close()
+            child.wait()
 
     def _verdict(self, spec: GrammarSpec) -> RequestError | None:
         try:
             if self._child is None or self._child.poll() is not None:
                 self.close()
                 self._child = subprocess.Popen(
-                    [sys.executable, "-m", __name__, str(MAX_CPU_S)],
+                    [sys.executable, "-m", __name__, str(self._max_cpu_s)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,  # it tells where the library failed, at any length
@@ -73,16 +88,17 @@ class Trial:
         except OSError as error:
             self.close()
             raise CapacityError(f"no process can be started that checks grammars: {error.strerror}") from error
-        if answer:
+        if answer.strip():
             complaint = json.loads(answer)
             return None if complaint is None else RequestError(*complaint)
-        self.close()
+        if not answer:  # it is gone, or waits
+            self.close()
         name = f"structured_outputs.{spec.kind}"
-        return RequestError(f"{name}: it takes longer than {MAX_CPU_S:g} s to compile: ask for a simpler one", name)
+        return TooSlow(f"{name}: it takes longer than {self._max_cpu_s:g} s to compile: ask for a simpler one", name)
 
 
 def _ask(child: subprocess.Popen[bytes], spec: GrammarSpec) -> bytes:
-    """The child's verdict; empty if it has ended, or gives none. Raises: OSError."""
+    """The child's verdict: an empty line if the grammar took too long, nothing if it is gone. Raises: OSError."""
     assert child.stdin is not None
     assert child.stdout is not None
     with contextlib.suppress(BrokenPipeError):
@@ -93,19 +109,24 @@ def _ask(child: subprocess.Popen[bytes], spec: GrammarSpec) -> bytes:
 
 
 def main(max_cpu_s: float) -> None:
-    """Serve until standard input ends. A grammar that takes too long ends this process."""
+    """Serve until standard input ends. Each grammar has a process of its own: to begin one takes a millisecond."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, and so standard input
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, max_cpu_s)
-        try:
-            check_grammar(GrammarSpec(*json.loads(line)))
-            verdict = None
-        except RequestError as error:
-            verdict = [str(error), error.param]
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        sys.stdout.buffer.write(json.dumps(verdict).encode() + b"\n")
-        sys.stdout.buffer.flush()
+        if (number := os.fork()) == 0:
+            signal.setitimer(signal.ITIMER_PROF, max_cpu_s)  # its signal ends the process
+            os.write(sys.stdout.fileno(), json.dumps(_verdict_of(line)).encode() + b"\n")
+            os._exit(0)
+        if os.waitpid(number, 0)[1]:
+            os.write(sys.stdout.fileno(), b"\n")
+
+
+def _verdict_of(line: bytes) -> tuple[str, str | None] | None:
+    try:
+        check_grammar(GrammarSpec(*json.loads(line)))
+    except RequestError as error:
+        return str(error), error.param
+    return None
 
 
 if __name__ == "__main__":
