@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from starspec.policy.reconnecting import (
     BREACH_S,
     HINT_S,
     KEEP_ALIVE_S,
     LONGEST_BREACH_S,
+    LONGEST_REFUSAL_S,
     LONGEST_RETRY_S,
     REFUSED_RETRY_S,
     RETRY_S,
@@ -40,6 +43,8 @@ def test_a_refused_target_tries_again_when_the_hub_says() -> None:
     assert after_refusal_s(None) == REFUSED_RETRY_S
     assert after_refusal_s(30.0) == 30.0
     assert after_refusal_s(0.0) == RETRY_S, "a hub cannot make it ask all the time"
+    assert after_refusal_s(1e308) == LONGEST_REFUSAL_S, "nor keep it away for ever, from a hub in its place, too"
+    assert after_refusal_s(math.inf) == LONGEST_REFUSAL_S
 
 
 def test_a_lease_is_renewed_several_times_before_it_ends() -> None:

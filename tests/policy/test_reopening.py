@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from starspec.policy.reopening import ASK_AGAIN_S, MIN_RETRY_S, REOPEN_S, SETTLED_S, HubRoom, Reopening
+from starspec.policy.reopening import ASK_AGAIN_S, MAX_RETRY_S, MIN_RETRY_S, REOPEN_S, SETTLED_S, HubRoom, Reopening
 
 
 def test_a_tag_is_opened_again_at_once_only_the_first_time() -> None:
@@ -54,3 +54,13 @@ def test_a_full_hub_is_asked_by_one_tag_at_a_time_until_it_has_room() -> None:
     room.note_room()
     assert not room.is_full
     assert room.may_ask(0.0)
+
+
+def test_a_hub_that_declines_for_ever_is_asked_again_within_a_minute() -> None:
+    reopening, room = Reopening(), HubRoom()
+    for each in (reopening, room):
+        each.note_declined(0.0, 1e9)
+    assert not reopening.is_due(MAX_RETRY_S - 1.0)
+    assert not room.may_ask(MAX_RETRY_S - 1.0)
+    assert reopening.is_due(MAX_RETRY_S)
+    assert room.may_ask(MAX_RETRY_S)

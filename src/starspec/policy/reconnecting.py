@@ -17,6 +17,7 @@ from starspec.policy.backoff import Backoff
 
 RETRY_S: Final = 0.25  # between two Hellos, and between two pings while attaching
 REFUSED_RETRY_S: Final = 5.0  # after a refusal that will not change by itself: the hub may be replaced by one that fits
+LONGEST_REFUSAL_S: Final = 60.0  # whatever a hub says: it may be replaced, too
 ATTACH_S: Final = 5.0  # from Welcome to the first answer on this target's own port
 KEEP_ALIVE_S: Final = 1.0  # between two pings, at most; and at most a quarter of the lease
 STABLE_S: Final = 10.0  # a link that lasts for less has failed: before the next one, pauses double ...
@@ -71,7 +72,7 @@ def after_refusal_s(retry_after_s: float | None) -> float:
     Args:
         retry_after_s: what the hub said; None = asking again will not help.
     """
-    return REFUSED_RETRY_S if retry_after_s is None else max(RETRY_S, retry_after_s)
+    return REFUSED_RETRY_S if retry_after_s is None else min(LONGEST_REFUSAL_S, max(RETRY_S, retry_after_s))
 
 
 def keep_alive_s(lease_s: float) -> float:

@@ -11,6 +11,7 @@ from typing import Final
 from starspec.policy.backoff import Backoff
 
 MIN_RETRY_S: Final = 0.1  # a hub without room is not asked again sooner, whatever it says
+MAX_RETRY_S: Final = 60.0  # whatever a hub says: it may have room sooner, or be replaced
 REOPEN_S: Final = 0.25  # before a tag is opened again that was opened again before ...
 LONGEST_REOPEN_S: Final = 8.0  # ... and up to this, twice as long each time,
 SETTLED_S: Final = 5.0  # unless the hub has drafted for it for so long
@@ -47,7 +48,7 @@ class Reopening:
 
     def note_declined(self, now: float, retry_after_s: float) -> None:
         """The hub has no room for the tag, and says when to ask again."""
-        self._at_s = now + max(MIN_RETRY_S, retry_after_s)
+        self._at_s = now + _bounded(retry_after_s)
 
     def forbid(self) -> None:
         """No message can hold the tokens."""
@@ -71,7 +72,7 @@ class HubRoom:
 
     def note_declined(self, now: float, retry_after_s: float) -> None:
         """The hub has no room, and says when to ask again."""
-        self._ask_again_s = now + max(MIN_RETRY_S, retry_after_s)
+        self._ask_again_s = now + _bounded(retry_after_s)
 
     def note_opening(self, now: float) -> None:
         """An `Open` is sent. If the hub was full, only this tag asks now whether there is room."""
@@ -81,3 +82,8 @@ class HubRoom:
     def note_room(self) -> None:
         """The hub has drafted for a tag that was just opened, so it has room, as far as is known."""
         self._ask_again_s = 0.0
+
+
+def _bounded(retry_after_s: float) -> float:
+    """What a hub said, within what a target believes."""
+    return min(MAX_RETRY_S, max(MIN_RETRY_S, retry_after_s))
