@@ -31,12 +31,8 @@ class Group:
         return sum(map(len, self.answers)) / self.seconds
 
 
-def answer_groups(engine: TargetEngine, groups: Sequence[Sequence[Job]]) -> list[Group]:
-    """Answer groups of prompts, one after the other."""
-    return [_answer(engine, each) for each in groups]
-
-
-def _answer(engine: TargetEngine, jobs: Sequence[Job]) -> Group:
+def answer_group(engine: TargetEngine, jobs: Sequence[Job]) -> Group:
+    """Answer all jobs at once."""
     started_s = time.monotonic()
     results = decode(engine, jobs, batch_size=len(jobs), is_staggered=False)
     return Group(answers=[each.token_ids for each in results], seconds=time.monotonic() - started_s)
@@ -61,9 +57,9 @@ def run_model_stage(parent: Connection, place: int, layers: str, model: ModelCon
 def run_whole(parent: Connection, model: ModelConfig) -> None:
     """Answer groups of jobs plainly, with the whole model, until the parent sends None.
 
-    Receives: a list of lists of Job. Sends: True once loaded; then a list of Group for each.
+    Receives: a list of Job at a time. Sends: True once loaded; then a Group for each list.
     """
     engine = make_engine(load_runner(model), load_tokenizer(model.model), NoDrafts())
     parent.send(True)
-    while (groups := parent.recv()) is not None:
-        parent.send(answer_groups(engine, groups))
+    while (jobs := parent.recv()) is not None:
+        parent.send(answer_group(engine, jobs))

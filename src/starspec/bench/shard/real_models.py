@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Final, NamedTuple
 
 from starspec.bench.shard.model_plan import ModelPlan
-from starspec.bench.shard.model_processes import Group, answer_groups, run_model_stage, run_whole
+from starspec.bench.shard.model_processes import Group, answer_group, run_model_stage, run_whole
 from starspec.bench.shard.real_pipe import PATIENCE_S
 from starspec.bench.star.processes import run_hub
 from starspec.config import HubConfig, ModelConfig, PipeConfig, RemoteConfig, SpeculativeConfig, TargetConfig
@@ -149,13 +149,20 @@ def _measure_whole(bench: _Bench, num_threads: int, found: dict[Key, _Measured],
     plan, is_reference = bench.plan, num_threads == bench.plan.num_stages
     with BenchProcess(run_whole, bench.model(num_threads)) as whole:
         whole.receive()
-        whole.send(bench.groups(1, 1, WARM_TOKENS))
-        whole.receive()
+
+        def answer(groups: Sequence[Sequence[Job]]) -> list[Group]:
+            found_groups = []
+            for each in groups:
+                whole.send(each)
+                found_groups.append(whole.receive())
+            return found_groups
+
+        answer(bench.groups(1, 1, WARM_TOKENS))
         for num_streams in plan.streams:
             advance(f"{_whole(num_threads)}, {num_streams} streams", None)
             num_prompts = plan.num_prompts if is_reference else plan.num_plain_prompts(num_streams)
-            whole.send(bench.groups(num_prompts, num_streams, plan.max_tokens))
-            found[_whole(num_threads), None, num_streams] = _Measured(whole.receive())
+            groups = bench.groups(num_prompts, num_streams, plan.max_tokens)
+            found[_whole(num_threads), None, num_streams] = _Measured(answer(groups))
         whole.send(None)
 
 
@@ -185,13 +192,21 @@ def _measure_delay(
             for _ in range(plan.num_repeats):
                 for mode in MODES:
                     advance(f"{mode.name}, {delay_ms:g} ms, {num_streams} streams", None)
-                    with _engine(bench, endpoints, hub if mode.has_drafts else None, mode.in_flight) as engine:
-                        answer_groups(engine, bench.groups(num_streams, num_streams, WARM_TOKENS))
-                        num = plan.num_prompts if mode.has_drafts else plan.num_plain_prompts(num_streams)
-                        groups = answer_groups(engine, bench.groups(num, num_streams, plan.max_tokens))
-                        engine.stats.pipe = engine.verifier.pipe
-                        before = found.get((mode.name, delay_ms, num_streams), _Measured([]))
-                        found[mode.name, delay_ms, num_streams] = _Measured(before.groups + groups, engine.stats)
+                    key = mode.name, delay_ms, num_streams
+                    measured = _measure_mode(bench, endpoints, hub, mode, num_streams)
+                    before = found.get(key, _Measured([]))
+                    found[key] = _Measured(before.groups + measured.groups, measured.stats)
+
+
+def _measure_mode(bench: _Bench, endpoints: Sequence[str], hub: str, mode: Mode, num_streams: int) -> _Measured:
+    plan = bench.plan
+    num_prompts = plan.num_prompts if mode.has_drafts else plan.num_plain_prompts(num_streams)
+    with _engine(bench, endpoints, hub if mode.has_drafts else None, mode.in_flight) as engine:
+        for each in bench.groups(num_streams, num_streams, WARM_TOKENS):
+            answer_group(engine, each)
+        groups = [answer_group(engine, each) for each in bench.groups(num_prompts, num_streams, plan.max_tokens)]
+        engine.stats.pipe = engine.verifier.pipe
+        return _Measured(groups, engine.stats)
 
 
 @contextmanager
