@@ -10,7 +10,7 @@ import pytest
 
 from starspec.audit import AuditLog
 from starspec.ids import PeerId, PipeEpoch
-from starspec.stages.inbox import MAX_QUEUED, Control, StageInbox
+from starspec.stages.inbox import MAX_CONTROLS, MAX_QUEUED, Control, StageInbox
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import Alive, Beat, Detach, Gap, StageToCoordinator
 from starspec.wire.transports.sockets import Context
@@ -62,9 +62,23 @@ def test_a_flood_is_bounded_and_beats_are_answered_behind_it_while_nobody_takes_
         assert answer(connection) == Alive(EPOCH, 7.5, is_busy=True)
         arrived = inbox.take(0.0)
         assert len(arrived) == MAX_QUEUED
-        assert all(isinstance(each, StageArrival) for each in arrived)
+        connection.send([b"a", b"b", b"c"])
+        assert inbox.take(0.3) == [], "those that were taken are not computed yet"
+        for each in arrived:
+            assert isinstance(each, StageArrival)
+            inbox.done(each)
         connection.send([b"a", b"b", b"c"])
         assert len(inbox.take(LIMIT_S)) == 1
+
+
+def test_control_messages_that_nobody_takes_are_bounded() -> None:
+    with reading() as (inbox, connection):
+        for _ in range(MAX_CONTROLS + 10):
+            while not connection.send([encode(Detach(EPOCH))]):
+                time.sleep(0.01)
+        connection.send([encode(Beat(EPOCH, 7.5))])
+        assert answer(connection) == Alive(EPOCH, 7.5, is_busy=True)
+        assert len(inbox.take(0.0)) == MAX_CONTROLS
 
 
 def test_control_messages_keep_their_order_and_their_sender_is_answered() -> None:

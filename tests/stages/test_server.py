@@ -19,7 +19,7 @@ from starspec.audit import AuditLog
 from starspec.config import StageConfig
 from starspec.config.lab import LabLink
 from starspec.errors import ConfigError, PeerLost
-from starspec.ids import PipeEpoch, RowEpoch, RowLease, TargetId
+from starspec.ids import PeerId, PipeEpoch, RowEpoch, RowLease, TargetId
 from starspec.lab import LabThread
 from starspec.log_limit import LINES
 from starspec.sampling.spec import SamplingSpec
@@ -31,7 +31,7 @@ from starspec.stages.server import MAX_LEASE_S, StageServer, highest_epoch
 from starspec.windows.window import Law
 from starspec.wire.keys import generate_keys, load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Attach, Detach, Retract
-from starspec.wire.transports.stage_port import StagePort
+from starspec.wire.transports.stage_port import StageArrival, StagePort
 from starspec.wire.transports.waiting import Waiting
 from starspec.wire.transports.zmq_pipe import ZmqPipe
 
@@ -347,6 +347,26 @@ def test_no_pipe_epoch_shuts_later_coordinators_out_of_a_stage(epoch: int | None
             sequence = driver.begin(PROMPTS[0], LAW, 3)
             driver.decode_all()
     assert sequence.token_ids == plain(1, PROMPTS[0], LAW.sampling, 3)
+
+
+def test_whoever_sends_many_traversals_keeps_one_of_another_sender_waiting_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    [stage] = toy_stages(1)
+    config = StageConfig(layers=str(stage.layers), listen="tcp://127.0.0.1:0")
+    port = StagePort(config.host, config.port, None, False, AuditLog.off())
+    server = StageServer(config, stage, port, None, AuditLog.off())
+    flood = [StageArrival(PeerId(b"stranger"), None, [b"noise"] * 3)] * 50
+    honest = [StageArrival(PeerId(b"coordinator"), None, [b"%d" % number] * 3) for number in range(2)]
+    arrived, computed = [[*flood, *honest]], list[bytes]()
+    monkeypatch.setattr(server._inbox, "take", lambda _timeout_s: arrived.pop() if arrived else [])
+    monkeypatch.setattr(server, "_compute", lambda frames: computed.append(frames[0]))
+    server._inbox.start()  # so that it closes the port
+    for _ in range(5):
+        server._turn()
+    server._inbox.end()
+    server._inbox.join()
+    assert computed == [b"noise", b"0", b"noise", b"1", b"noise"]
 
 
 def test_attaches_do_not_fill_the_log() -> None:

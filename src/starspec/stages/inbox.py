@@ -6,7 +6,7 @@ import contextlib
 import queue
 import socket
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -22,8 +22,9 @@ from starspec.wire.messages import Beat, CoordinatorToStage, StageToCoordinator
 from starspec.wire.transports.stage_port import StageArrival, StagePort
 
 TICK_MS: Final = 100  # between looks at whether to end
-MAX_QUEUED: Final = 64  # traversals that were read and are not computed; a coordinator has a few in flight ...
-MAX_QUEUED_BYTES: Final = 256 * 2**20  # ... and their bytes, but for the last one
+MAX_QUEUED: Final = 64  # traversals of a sender that were read and are not computed: a few are in flight
+MAX_QUEUED_BYTES: Final = 256 * 2**20  # of those of all senders, but for the last one; each sender has half of the rest
+MAX_CONTROLS: Final = 1024  # control messages of a sender that the stage has not taken
 
 log = structlog.get_logger()
 
@@ -43,7 +44,8 @@ AnswerBeat = Callable[[PeerId, Beat], StageToCoordinator]
 class StageInbox(threading.Thread):
     """Owns the port. The stage's thread takes what has arrived from one queue, and puts answers into another.
 
-    Beats are answered at once. A traversal beyond MAX_QUEUED is left out: it is missed by its number.
+    Beats are answered at once. A traversal beyond MAX_QUEUED is left out: it is missed by its number. The stage says
+    with `done` when one waits no longer.
 
     Args:
         port: where the coordinator and the stage before connect.
@@ -60,8 +62,10 @@ class StageInbox(threading.Thread):
         self._log_limit = LogLimit(clock)
         self._arrived: queue.SimpleQueue[Control | StageArrival | None] = queue.SimpleQueue()
         self._answers: deque[tuple[PeerId, StageToCoordinator]] = deque()
-        self._num_put = self._num_put_bytes = 0  # traversals; written by this thread
-        self._num_taken = self._num_taken_bytes = 0  # written by the stage's thread
+        self._lock = threading.Lock()  # of the following
+        self._num_waiting: Counter[PeerId] = Counter()  # traversals by sender
+        self._num_bytes: Counter[PeerId] = Counter()  # of these
+        self._num_controls: Counter[PeerId] = Counter()  # by sender
         self._is_ending = False
         self._wake, self._alarm = socket.socketpair()
         self._wake.setblocking(False)
@@ -79,11 +83,15 @@ class StageInbox(threading.Thread):
                 if each is None:
                     raise RuntimeError("the thread that reads the stage's port has died")
                 found.append(each)
-                if isinstance(each, StageArrival):
-                    self._num_taken += 1
-                    self._num_taken_bytes += each.num_bytes
+                if isinstance(each, Control):
+                    self._note(self._num_controls, each.peer, -1)
                 each = self._arrived.get_nowait()
         return found
+
+    def done(self, traversal: StageArrival) -> None:
+        """One that was taken is computed, or never will be."""
+        self._note(self._num_waiting, traversal.peer, -1)
+        self._note(self._num_bytes, traversal.peer, -traversal.num_bytes)
 
     def tell(self, peer: PeerId, message: StageToCoordinator) -> None:
         """Send an answer. Never waits."""
@@ -133,15 +141,25 @@ class StageInbox(threading.Thread):
             return
         if isinstance(message, Beat):
             self._port.send(arrival.peer, self._answer_beat(arrival.peer, message))
-        else:
+        elif self._num_controls[arrival.peer] < MAX_CONTROLS:
+            self._note(self._num_controls, arrival.peer, 1)
             self._arrived.put(Control(arrival.peer, arrival.caller, message))
+        else:
+            self._log_limit.log(log.warning, "a control message is dropped", why="too many wait")
 
     def _put(self, arrival: StageArrival) -> None:
         is_allowed = arrival.caller is None or arrival.caller.role == self._sender
-        num, num_bytes = self._num_put - self._num_taken, self._num_put_bytes - self._num_taken_bytes
-        if not (is_allowed and num < MAX_QUEUED and num_bytes < MAX_QUEUED_BYTES):
+        with self._lock:
+            num, own, total = self._num_waiting[arrival.peer], self._num_bytes[arrival.peer], self._num_bytes.total()
+        if not (is_allowed and num < MAX_QUEUED and total < MAX_QUEUED_BYTES and own <= MAX_QUEUED_BYTES - total):
             self._log_limit.log(log.warning, "a traversal is dropped", is_allowed=is_allowed, num_waiting=num)
             return
-        self._num_put += 1
-        self._num_put_bytes += arrival.num_bytes
+        self._note(self._num_waiting, arrival.peer, 1)
+        self._note(self._num_bytes, arrival.peer, arrival.num_bytes)
         self._arrived.put(arrival)
+
+    def _note(self, counts: Counter[PeerId], peer: PeerId, change: int) -> None:
+        with self._lock:
+            counts[peer] += change
+            if not counts[peer]:
+                del counts[peer]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -84,7 +84,7 @@ class StageServer:
         self._coordinator: PeerId | None = None
         self._next: NextStage | None = None
         self._answer: Attached | None = None  # to be sent when the next stage is connected
-        self._queue: deque[StageArrival] = deque()  # traversals
+        self._queues: OrderedDict[PeerId, deque[StageArrival]] = OrderedDict()  # traversals by sender; they take turns
         self._is_computing = False
         self._is_stopping = False
 
@@ -119,17 +119,17 @@ class StageServer:
     def _turn(self) -> None:
         """Take in what has arrived, then compute the oldest traversal."""
         wait_s = TICK_S if self._answer is None else LINKING_TICK_S
-        for arrival in self._inbox.take(0.0 if self._queue else wait_s):
+        for arrival in self._inbox.take(0.0 if self._queues else wait_s):
             if isinstance(arrival, Control):
                 self._hear(arrival)
             else:
-                self._queue.append(arrival)
+                self._queues.setdefault(arrival.peer, deque()).append(arrival)
         self._worker.check_lease()
         if self._worker.session.state is StageState.DETACHED:
             self._unlink()
         self._check_next()
-        if self._queue:
-            self._compute(self._queue.popleft())
+        if self._queues:
+            self._compute(self._next_in_turn())
 
     # ---------------------------------------------------------------- control
 
@@ -154,7 +154,7 @@ class StageServer:
             self._inbox.tell(arrival.peer, answer)
             return
         self._unlink()
-        self._queue.clear()
+        self._drop_all()
         self._coordinator, self._answer = arrival.peer, answer
         following = self._config.next or message.next
         self._log_limit.log(
@@ -207,10 +207,23 @@ class StageServer:
     def _break_off(self, reason: str) -> None:
         self._unlink()
         self._answer = None
-        self._queue.clear()
+        self._drop_all()
         self._tell(self._worker.session.break_off(self._worker.session.pipe_epoch, reason))
 
     # ---------------------------------------------------------------- traversals
+
+    def _next_in_turn(self) -> StageArrival:
+        """So whoever sends many keeps the coordinator's, or those of the stage before, waiting for one of its own."""
+        peer, waiting = self._queues.popitem(last=False)
+        arrival = waiting.popleft()
+        if waiting:
+            self._queues[peer] = waiting
+        self._inbox.done(arrival)
+        return arrival
+
+    def _drop_all(self) -> None:
+        while self._queues:
+            self._next_in_turn()
 
     def _compute(self, arrival: StageArrival) -> None:
         started_s, self._is_computing = self._clock(), True
