@@ -28,6 +28,7 @@ STRANGERS = {  # commands with a draft of another vocabulary
     "bench async": ("bench", "async", *PAIR),
     "bench star": ("bench", "star", *PAIR),
     "bench faults": ("bench", "faults", *PAIR),
+    "bench watch": ("bench", "watch", *PAIR),
     "bench vllm": ("bench", "vllm", *PAIR, "--vllm-python", sys.executable),
     "bench certify": ("bench", "certify", "--model", TARGET, *PAIR, "--part", "pair"),
 }
@@ -52,6 +53,7 @@ TOO_LARGE = {  # commands whose model's cache is larger than the memory; MODEL i
     "bench async": ("bench", "async", "--target", "MODEL", "--draft", "MODEL"),
     "bench star": ("bench", "star", "--target", "MODEL", "--draft", "MODEL"),
     "bench faults": ("bench", "faults", "--target", "MODEL", "--draft", "MODEL"),
+    "bench watch": ("bench", "watch", "--target", "MODEL", "--draft", "MODEL"),
     "bench vllm": ("bench", "vllm", "--target", "MODEL", "--draft", "MODEL", "--vllm-python", sys.executable),
     "bench warm": ("bench", "warm", "--draft", "MODEL"),
     "bench certify": ("bench", "certify", "--model", "MODEL", "--part", "exact"),

@@ -243,7 +243,7 @@ async def _measure(fault: _Killed | _Stopped, clients: Clients, plain: Sequence[
     await _until_drafted(clients, before)
     calm_at_s = time.monotonic()
     await asyncio.sleep(plan.calm_s)
-    round_s = max((await _by_target(clients, "round_seconds")).values())
+    round_s = max((await by_target(clients, "round_seconds")).values())
     hurt_at_s = time.monotonic()
     await fault.hurt()
     await fault.heal()
@@ -283,10 +283,10 @@ async def _until_drafted(clients: Clients, accepted: dict[str, float]) -> None:
 
 
 async def _accepted(clients: Clients) -> dict[str, float]:
-    return await _by_target(clients, "spec_decode_num_accepted_tokens_total")
+    return await by_target(clients, "spec_decode_num_accepted_tokens_total")
 
 
-async def _by_target(clients: Clients, name: str) -> dict[str, float]:
+async def by_target(clients: Clients, name: str) -> dict[str, float]:
     """A metric of each target, by the target's name."""
     found = {}
     for line in await clients.metrics():

@@ -187,6 +187,27 @@ def faults(
     publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes_of(report))
 
 
+@app.command()
+@bound
+def watch(
+    models: Annotated[ModelPair, take("target", "draft", "quantization", "method", "dtype")],
+    dataset: Datasets = None,
+    quick: Quick = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure whether 16 open dashboards slow generation: a real star, with them and without, in turns.
+
+    Exits 1 if a token takes more than 1% more processor time with them, as the median over pairs.
+    """
+    prompts = [prompt.text for prompt in all_prompts(dataset)]
+    models.find()
+    with measuring("bench watch", None) as bar:
+        from starspec.bench.watch import QUICK, WatchPlan, blocks, measure_watch, mistakes_of  # noqa: PLC0415 (torch)
+
+        report = measure_watch(models, prompts, QUICK if quick else WatchPlan(), lambda what: bar.begin(what, None))
+    publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes_of(report))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
     """The servers that are compared."""
