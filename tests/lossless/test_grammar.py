@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,8 @@ SPECULATIVE: dict[str, dict[str, object]] = {
     "its int4 copy": {"quantization": "int4", "num_speculative_tokens": 4},
     "its tree": {"num_steps": 3, "eagle_topk": 3},
     "its head": {"num_speculative_tokens": 4},
+    "its draws": {"num_speculative_tokens": 4, "rejection_sample_method": "rejection"},
+    "its drawn tree": {"num_steps": 3, "eagle_topk": 3, "rejection_sample_method": "rejection"},
     "ngram": {"model": None, "method": "ngram", "num_speculative_tokens": 4},
 }
 
@@ -169,6 +172,15 @@ def test_no_drafts_change_an_answer_in_a_batch_of_many_grammars(bench, plain, ki
         (each.token_ids, each.finish_reason) for each in plain
     ]
     assert bench.stats.acceptance.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("kind", ["its draws", "its drawn tree"])
+def test_answers_of_rejection_sampling_keep_to_their_grammars(bench: Bench, kind: str) -> None:
+    forms = {"[0-9]{4}-[01][0-9]-[0-3][0-9]": DATE, "red|green|greenish|blüe": COLOUR, "[a-c]{0,2}</s>[a-c]": NAME}
+    jobs = [job(regex, form, temperature=1.0, seed=seed) for regex, form in forms.items() for seed in range(4)]
+    for each, answer in zip(jobs, bench.answers(jobs, kind), strict=True):
+        assert re.fullmatch(each.name, bench.tokenizer.decode(answer.token_ids).removesuffix("</s>")), each.name
+    assert bench.stats.grammars.num_forced_tokens > 0
 
 
 SURE = GrammarSpec("choice", '["exactly this"]')
