@@ -197,7 +197,7 @@ def watch(
 ) -> None:
     """Measure whether 16 open dashboards slow generation: a real star, with them and without, in turns.
 
-    Exits 1 if a token takes more than 1% more processor time with them, as the median over pairs.
+    Exits 1 if they add more than 1% to the star's processor time, as the median over pairs.
     """
     prompts = [prompt.text for prompt in all_prompts(dataset)]
     models.find()

@@ -85,6 +85,8 @@ class GrammarMatcher:
         Args:
             max_forced_depth: of a forced token; 0 = there are to be none.
         """
+        if not tree.token_ids and not max_forced_depth:
+            return FittedDraft(tree, 0)
         with self._spent:
             if not self._may_look_ahead or not self._move([]):
                 return FittedDraft(EMPTY_TREE, 0)
