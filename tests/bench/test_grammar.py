@@ -27,7 +27,7 @@ def report(byte_model: Path, byte_head: Path) -> Report:
 
 def test_every_draft_answers_every_schema_with_the_same_tokens(report: Report) -> None:
     assert [row.draft for row in report.rows] == [OFF, "draft", "head", "ngram", *LIARS]
-    assert {(row.num_answers, row.num_valid, row.num_identical) for row in report.rows} == {(4, 4, 4)}
+    assert {(row.num_answers, row.num_valid, row.num_identical, row.num_cut) for row in report.rows} == {(4, 4, 4, 0)}
     assert len({row.num_tokens for row in report.rows}) == 1
     assert mistakes_of(report) == []
 
@@ -46,6 +46,7 @@ def test_a_draft_is_measured_with_and_without_the_schema_and_what_it_forces(repo
 def test_answers_that_changed_or_do_not_validate_are_mistakes(report: Report) -> None:
     plain: GrammarRow = report.rows[0]
     bad = [plain, replace(plain, draft="draft", num_valid=3), replace(plain, draft="head", num_identical=2)]
+    bad.append(replace(plain, draft="ngram", num_valid=3, num_cut=1))
     assert mistakes_of(Report(collect_provenance({}), bad)) == [
         "greedy, draft: 1 answers do not validate",
         "greedy, head: 2 answers changed",

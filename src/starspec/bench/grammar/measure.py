@@ -31,6 +31,7 @@ from starspec.sampling.grammar import GrammarSpec
 from starspec.stats import TargetStats
 
 MAX_QUESTION: Final = 600  # characters of a schema that a prompt shows
+FREQUENCY_PENALTY: Final = 0.5  # numbers and recursion have no end: a small model goes on and on
 OFF, LIARS = "off", ("half-liar", "lying tree")
 NUM_RUNS: Final = 3  # of one draft, as below
 
@@ -43,6 +44,7 @@ class GrammarRow:
     draft: str
     num_answers: int
     num_valid: int  # complete, and jsonschema finds no fault in them
+    num_cut: int  # after the largest number of tokens
     num_identical: int  # to those without drafts
     num_tokens: int
     forced_share: float  # of the tokens: those that were verified as drafts because the grammar forces them
@@ -90,7 +92,14 @@ class GrammarBench:
         questions = {name: f"Give an example of this JSON schema: {_text(SCHEMAS[name])}" for name in self.names}
         prompts = [Prompt(name, "plain", text[:MAX_QUESTION]) for name, text in questions.items()]
         jobs = self.workbench.jobs(prompts, sampling, self.plan.max_tokens)
-        return [replace(job, grammar=GrammarSpec("json", _text(SCHEMAS[job.name]))) for job in jobs]
+        return [
+            replace(
+                job,
+                grammar=GrammarSpec("json", _text(SCHEMAS[job.name])),
+                sampling=replace(job.sampling, frequency_penalty=FREQUENCY_PENALTY),
+            )
+            for job in jobs
+        ]
 
     def rows(self, temperature: float, advance: Callable[[str], None]) -> Iterator[GrammarRow]:
         """One row for each kind of draft, the first without any."""
@@ -149,6 +158,7 @@ class GrammarBench:
             draft=kind,
             num_answers=len(held.answers),
             num_valid=sum(map(self._is_valid, self.names, held.answers)),
+            num_cut=sum(each.finish_reason == "length" for each in held.answers),
             num_identical=sum(_are_same(each) for each in zip(self._plain, *others, strict=True)),
             num_tokens=spent.num_tokens,
             forced_share=spent.num_forced_tokens / spent.num_tokens,
@@ -179,13 +189,13 @@ def measure_grammar(models: ModelPair, head: str | None, plan: GrammarPlan, adva
 def mistakes_of(report: Report) -> list[str]:
     """What must not be."""
     return [
-        sentence
+        f"{row.sampling}, {row.draft}: {num} {sentence}"
         for row in report.rows
         for num, sentence in (
-            (row.num_valid, f"{row.sampling}, {row.draft}: {row.num_answers - row.num_valid} answers do not validate"),
-            (row.num_identical, f"{row.sampling}, {row.draft}: {row.num_answers - row.num_identical} answers changed"),
+            (row.num_answers - row.num_valid - row.num_cut, "answers do not validate"),
+            (row.num_answers - row.num_identical, "answers changed"),
         )
-        if num < row.num_answers
+        if num
     ]
 
 
@@ -195,6 +205,7 @@ def blocks(report: Report) -> list[Block]:
         Column("sampling", "sampling"),
         Column("draft", "draft", is_text=True),
         Column("valid", lambda row: f"{row.num_valid}/{row.num_answers}"),
+        Column("cut", "num_cut"),
         Column("identical", lambda row: f"{row.num_identical}/{row.num_answers}"),
         Column("tokens", "num_tokens"),
         Column("forced", "forced_share", ".0%"),
