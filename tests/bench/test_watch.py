@@ -7,7 +7,17 @@ import time
 
 import pytest
 
-from starspec.bench.watch import RATIO, SPEED, WatchPlan, WatchRow, cpu_s, measure_watch, mistakes_of, watch_ratios
+from starspec.bench.watch import (
+    COST,
+    RATIO,
+    SPEED,
+    WatchPlan,
+    WatchRow,
+    cpu_s,
+    measure_watch,
+    mistakes_of,
+    watch_ratios,
+)
 from starspec.harness.model_pair import ModelPair
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
@@ -28,12 +38,13 @@ def row(pair: int, num_dashboards: int, gateway_cpu: float, tokens_per_s: float 
         tokens_per_s=tokens_per_s,
         star_cpu=1.0,
         gateway_cpu=gateway_cpu,
+        reader_cpu=0.0,
     )
 
 
 def test_each_interval_is_compared_with_the_one_beside_it() -> None:
     rows = [row(0, 16, 0.5), row(0, 0, 0.25), row(1, 0, 0.0), row(1, 16, 0.02, 9.0), row(2, 16, 0.25), row(2, 0, 0.25)]
-    assert watch_ratios(rows) == {RATIO: 1.02, SPEED: 1.0}
+    assert watch_ratios(rows) == {RATIO: 1.02, COST: 1.0, SPEED: 1.0}
 
 
 @pytest.mark.parametrize(("slower", "num_mistakes"), [(1.01, 0), (1.02, 1), (0.9, 0)])
@@ -57,4 +68,4 @@ def test_dashboards_are_open_in_every_second_interval() -> None:
     assert [each.num_dashboards for each in report.rows] == [3, 0, 0, 3]
     assert [each.num_frames > 0 for each in report.rows] == [True, False, False, True]
     assert all(each.num_tokens > 0 and each.star_cpu > each.gateway_cpu > 0.0 for each in report.rows)
-    assert set(report.ratios) == {RATIO, SPEED}
+    assert set(report.ratios) == {RATIO, COST, SPEED}

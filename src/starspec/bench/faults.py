@@ -74,22 +74,22 @@ class Clients:
         await asyncio.gather(*(self._ask(prompt, stream, speculative=False) for prompt, stream in pairs))
         return [stream.text for stream in streams]
 
-    async def keep_asking(self, until: asyncio.Event) -> list[list[Stream]]:
+    async def keep_asking(self, until: asyncio.Event, *, speculative: bool = True) -> list[list[Stream]]:
         """Stream answers to each prompt, one after the other. After the event no new answer begins.
 
         Returns: [prompt][answer]. Raises: httpx.HTTPError.
         """
-        return await asyncio.gather(*(self._keep_asking(prompt, until) for prompt in self._prompts))
+        return await asyncio.gather(*(self._keep_asking(prompt, until, speculative) for prompt in self._prompts))
 
     async def metrics(self) -> list[str]:
         """Lines of the gateway's /metrics. Raises: httpx.HTTPError."""
         return (await self._http.get("/metrics")).text.splitlines()
 
-    async def _keep_asking(self, prompt: str, until: asyncio.Event) -> list[Stream]:
+    async def _keep_asking(self, prompt: str, until: asyncio.Event, speculative: bool) -> list[Stream]:
         streams = []
         while not until.is_set():
             streams.append(Stream())
-            await self._ask(prompt, streams[-1], speculative=True)
+            await self._ask(prompt, streams[-1], speculative=speculative)
         return streams
 
     async def _ask(self, prompt: str, stream: Stream, *, speculative: bool) -> None:

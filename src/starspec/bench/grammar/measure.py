@@ -27,6 +27,7 @@ from starspec.harness.recorder import DraftsAround
 from starspec.harness.report import Report
 from starspec.harness.table import Block, Column, Table
 from starspec.harness.workbench import Sampling, Workbench
+from starspec.local_star import check_drafts
 from starspec.sampling.grammar import GrammarSpec
 from starspec.stats import TargetStats
 
@@ -75,7 +76,10 @@ class GrammarBench:
 
     def __init__(self, models: ModelPair, head: str | None, plan: GrammarPlan) -> None:
         self.plan = plan
-        self.workbench = Workbench(models.target_config(plan.batch_size))
+        target = models.target_config(plan.batch_size)
+        if head is not None:
+            check_drafts(target, SpeculativeConfig(model=head))
+        self.workbench = Workbench(target, models.speculative())
         self.names: list[str] = spread(list(SCHEMAS), plan.num_schemas)
         self._models = models
         self._head = head
