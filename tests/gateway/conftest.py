@@ -64,6 +64,7 @@ class ToyTarget:
         self.script: Callable[[RequestSpec], list[str]] | None = lambda spec: ["Hel", "lo, ", "wörld"]
         self.refusal: Rejected | None = None
         self.num_busy = 0  # requests of others
+        self.model = "toy"
         self.max_model_len = MAX_MODEL_LEN
         self.max_num_requests = 256
         self.is_stopping = False
@@ -107,7 +108,7 @@ class ToyTarget:
         stats.acceptance.add_round(4, 2, 3)
         return TargetStatus(
             target_id=self._name,
-            model="toy",
+            model=self.model,
             max_model_len=self.max_model_len,
             num_running=running,
             num_waiting=0,

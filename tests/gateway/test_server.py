@@ -167,7 +167,7 @@ import sys
 from starspec.cli.serve import _load
 from starspec.config import GatewayConfig, GatewayProcess, ProcessConfig
 server = _load(GatewayProcess(gateway=GatewayConfig(model=sys.argv[1], port=0), process=ProcessConfig()), None)
-assert server._model.codec.vocab_size > 200
+assert server._models[0].codec.vocab_size > 200
 sys.exit("torch" in sys.modules)
 """
 

@@ -194,7 +194,8 @@ def _check(config: ServerConfig) -> None:
         case GatewayProcess():
             gateway_checks.keys_of(config.gateway)
             gateway_checks.open_port(config.gateway.host, config.gateway.port).close()
-            find_pair(config.gateway.model)
+            for model in gateway_checks.models_of(config.gateway):
+                find_pair(model)
         case _:
             assert_never(config)
 

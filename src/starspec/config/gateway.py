@@ -19,6 +19,15 @@ class GatewayConfig:
         str,
         Option(f"The targets' model, for its tokenizer and chat template: {A_MODEL}.", MODELS, flags=("--target",)),
     ] = ""
+    also: Annotated[
+        tuple[str, ...],
+        Option(
+            "Another model, which some of the targets serve: MODEL, or NAME=MODEL for a name of its own in the API; may"
+            " be repeated. Targets are told apart by the model that they announce: its folder's name, or its id.",
+            MODELS,
+            shown=NONE_GIVEN,
+        ),
+    ] = ()
     targets: Annotated[
         tuple[str, ...],  # serving ports
         Option(

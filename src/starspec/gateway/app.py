@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -51,6 +51,7 @@ from starspec.gateway.schema import (
 )
 from starspec.gateway.served_model import ModelIdentity
 from starspec.gateway.stream import Delivery, EventStream, until_disconnect, within
+from starspec.gateway.target_set import TargetSet
 from starspec.gateway.token_text import TokenText
 from starspec.gateway.translate import Translator
 from starspec.gateway.unsupported import refuse_unsupported
@@ -62,18 +63,44 @@ MakeBuilder = Callable[[ReplyOptions, str], ReplyBuilder]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """One model that is served."""
+
+    identity: ModelIdentity
+    targets: TargetSet
+    codec: PromptCodec
+    translator: Translator
+
+    def card(self) -> dict[str, Any]:
+        return {
+            "id": self.identity.model,
+            "object": "model",
+            "created": self.identity.created_s,
+            "owned_by": "starspec",
+            "max_model_len": self.targets.max_model_len,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """What the routes use."""
 
     config: GatewayConfig
-    identity: ModelIdentity
+    served: Mapping[str, Served]  # by its name in the API; the first one answers requests that name none
     router: Router
-    codec: PromptCodec
-    translator: Translator
     drain: Drain
     feed: StarFeed
     clock: Callable[[], float] = time.monotonic
     hub: HubStatusPoller | None = None
+
+    def of(self, asked: str | None) -> Served:
+        """The model that a request asks for. Raises: RequestError with the names there are."""
+        found = next(iter(self.served.values())) if asked is None else self.served.get(asked)
+        if found is None:
+            near = get_close_matches(shortened(asked or ""), self.served, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"this server has {', '.join(map(repr, self.served))}"
+            raise RequestError(f"the model {quoted(asked or '')} does not exist; {hint}", "model", 404)
+        return found
 
     def snapshot(self) -> StatusSnapshot:
         return StatusSnapshot(self.router.statuses, self.hub.status if self.hub else None)
@@ -90,50 +117,52 @@ class Routes:
         self._services = services
         self._metrics = metrics
         self._recent_metrics = Recent(partial(generate_latest, metrics.registry), services.clock)
-        self.of_health = HealthRoutes(services.router, services.hub, services.clock)
+        models = {name: each.targets for name, each in services.served.items()}
+        self.of_health = HealthRoutes(services.router, models, services.hub, services.clock)
         self._retry_after = retry_after
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
-        self._check_model(body.model)
-        translation = self._services.translator.completion(body, self._services.router.max_model_len)
-        return await self._answer(translation, self._builder_of(CompletionFormat), "cmpl", request)
+        served = self._services.of(body.model)
+        translation = served.translator.completion(body, served.targets.max_model_len)
+        return await self._answer(served, translation, _builder_of(served, CompletionFormat), "cmpl", request)
 
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
-        self._check_model(body.model)
-        translation = self._services.translator.chat(body, self._services.router.max_model_len)
-        return await self._answer(translation, self._builder_of(ChatFormat), "chatcmpl", request)
+        served = self._services.of(body.model)
+        translation = served.translator.chat(body, served.targets.max_model_len)
+        return await self._answer(served, translation, _builder_of(served, ChatFormat), "chatcmpl", request)
 
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
-        self._check_model(body.model)
-        translation = self._services.translator.response(body, self._services.router.max_model_len)
-        return await self._answer(translation, self._response_builder_of(body), "resp", request, ResponseDelivery)
+        served = self._services.of(body.model)
+        translation = served.translator.response(body, served.targets.max_model_len)
+        make_builder = _response_builder_of(served, body)
+        return await self._answer(served, translation, make_builder, "resp", request, ResponseDelivery)
 
     async def verify(self, body: VerifyRequest, request: Request) -> Response:
-        self._check_model(body.model)
-        translation = self._services.translator.verification(body, self._services.router.max_model_len)
-        return await self._answer(translation, self._verification_builder, "verify", request)
+        served = self._services.of(body.model)
+        translation = served.translator.verification(body, served.targets.max_model_len)
+        return await self._answer(served, translation, _verification_builder_of(served), "verify", request)
 
     async def embeddings(self) -> Response:
         raise RequestError("this server generates text and computes no embeddings: ask one that has a model for them")
 
     async def models(self) -> Response:
         self.of_health.check_ready()
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        return JSONResponse({"object": "list", "data": [each.card() for each in self._services.served.values()]})
 
     async def model(self, model_id: str) -> Response:
-        self._check_model(model_id)
+        served = self._services.of(model_id)
         self.of_health.check_ready()
-        return JSONResponse(self._card())
+        return JSONResponse(served.card())
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
-        self._check_model(body.model)
+        served = self._services.of(body.model)
         refuse_unsupported(body.model_extra, TokenizeRequest.model_fields)
-        return await _json_unless_left(self._tokenization(body), request)
+        return await _json_unless_left(_tokenization(served, body), request)
 
     async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
-        self._check_model(body.model)
+        served = self._services.of(body.model)
         refuse_unsupported(body.model_extra, DetokenizeRequest.model_fields)
-        return await _json_unless_left(self._detokenization(body), request)
+        return await _json_unless_left(_detokenization(served, body), request)
 
     async def metrics(self) -> Response:
         return Response(self._recent_metrics.get(), media_type=CONTENT_TYPE_LATEST)
@@ -143,6 +172,7 @@ class Routes:
 
     async def _answer(
         self,
+        served: Served,
         translation: Coroutine[Any, Any, GenerationRequest],
         make_builder: MakeBuilder,
         prefix: str,
@@ -158,7 +188,7 @@ class Routes:
             timer.disconnect()
             return Response(status_code=CLIENT_LEFT)
         reply_id = f"{prefix}-{secrets.token_hex(16)}"
-        delivery = self._delivery(generation_request, make_builder, reply_id, timer, make_delivery)
+        delivery = self._delivery(served, generation_request, make_builder, reply_id, timer, make_delivery)
         time_limit = partial(within, timeout_s, self._services.clock() - started_s)
         if generation_request.options.is_stream:
             return EventStream(delivery, self._services.config.keep_alive_s, time_limit)
@@ -171,86 +201,76 @@ class Routes:
 
     def _delivery(
         self,
+        served: Served,
         generation_request: GenerationRequest,
         make_builder: MakeBuilder,
         reply_id: str,
         timer: RequestTimer,
         make_delivery: type[Delivery],
     ) -> Delivery:
-        generation = Generation(self._services.router, generation_request, reply_id)
+        generation = Generation(served.targets, generation_request, reply_id)
         builder = make_builder(generation_request.options, reply_id)
         note_finished = partial(self._services.feed.requests.add, reply_id)
         return make_delivery(
-            generation_request, generation, builder, timer, self._retry_after, self._services.codec.run, note_finished
+            generation_request, generation, builder, timer, self._retry_after, served.codec.run, note_finished
         )
 
-    def _builder_of(self, make_format: Callable[[ReplyOptions, TokenText], ReplyFormat]) -> MakeBuilder:
-        identity, tokens = self._services.identity, self._services.codec.tokens
 
-        def make(options: ReplyOptions, reply_id: str) -> ReplyBuilder:
-            return ReplyBuilder(reply_id, identity.model, identity.fingerprint, make_format(options, tokens))
+def _builder_of(served: Served, make_format: Callable[[ReplyOptions, TokenText], ReplyFormat]) -> MakeBuilder:
+    def make(options: ReplyOptions, reply_id: str) -> ReplyBuilder:
+        reply_format = make_format(options, served.codec.tokens)
+        return ReplyBuilder(reply_id, served.identity.model, served.identity.fingerprint, reply_format)
 
-        return make
+    return make
 
-    def _response_builder_of(self, body: ResponsesRequest) -> MakeBuilder:
-        identity, tokens = self._services.identity, self._services.codec.tokens
 
-        def make(options: ReplyOptions, reply_id: str) -> ReplyBuilder:
-            return ResponseBuilder(reply_id, identity.model, identity.fingerprint, options, tokens, body)
+def _response_builder_of(served: Served, body: ResponsesRequest) -> MakeBuilder:
+    def make(options: ReplyOptions, reply_id: str) -> ReplyBuilder:
+        identity, tokens = served.identity, served.codec.tokens
+        return ResponseBuilder(reply_id, identity.model, identity.fingerprint, options, tokens, body)
 
-        return make
+    return make
 
-    def _verification_builder(self, options: ReplyOptions, reply_id: str) -> ReplyBuilder:  # noqa: ARG002 (it has none)
-        identity = self._services.identity
-        return VerificationBuilder(reply_id, identity.model, identity.fingerprint, self._services.codec.tokens)
 
-    async def _tokenization(self, body: TokenizeRequest) -> bytes:
-        token_ids = await self._tokenized(body)
-        codec, length = self._services.codec, self._services.router.max_model_len
+def _verification_builder_of(served: Served) -> MakeBuilder:
+    def make(options: ReplyOptions, reply_id: str) -> ReplyBuilder:  # noqa: ARG001 (it has none)
+        return VerificationBuilder(reply_id, served.identity.model, served.identity.fingerprint, served.codec.tokens)
 
-        def encoded() -> bytes:  # on a worker thread, because there may be a million tokens
-            strings = [codec.tokens.text_of(token_id) for token_id in token_ids] if body.return_token_strs else None
-            return msgspec.json.encode(
-                {"count": len(token_ids), "max_model_len": length, "tokens": token_ids, "token_strs": strings}
-            )
+    return make
 
-        return await codec.run(encoded)
 
-    async def _detokenization(self, body: DetokenizeRequest) -> bytes:
-        return msgspec.json.encode({"prompt": await self._services.codec.decode(body.tokens)})
+async def _tokenization(served: Served, body: TokenizeRequest) -> bytes:
+    token_ids = await _tokenized(served, body)
+    codec, length = served.codec, served.targets.max_model_len
 
-    async def _tokenized(self, body: TokenizeRequest) -> list[int]:
-        length = self._services.router.max_model_len
-        if (body.prompt is None) == (body.messages is None):
-            raise RequestError("give either prompt or messages", "prompt")
-        if body.prompt is not None:
-            adds_special = body.add_special_tokens is not False
-            return await self._services.codec.encode(body.prompt, "prompt", length, add_special_tokens=adds_special)
-        chat = ChatPrompt.model_construct(  # checked already
-            messages=body.messages or [],
-            tools=body.tools,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            chat_template_kwargs=body.chat_template_kwargs,
+    def encoded() -> bytes:  # on a worker thread, because there may be a million tokens
+        strings = [codec.tokens.text_of(token_id) for token_id in token_ids] if body.return_token_strs else None
+        return msgspec.json.encode(
+            {"count": len(token_ids), "max_model_len": length, "tokens": token_ids, "token_strs": strings}
         )
-        return await self._services.codec.encode_chat(chat, length)
 
-    def _check_model(self, asked: str | None) -> None:
-        served = self._services.identity.model
-        if asked is not None and asked != served:
-            is_near = bool(get_close_matches(shortened(asked), [served]))
-            hint = f"did you mean {served!r}?" if is_near else f"this server has {served!r}"
-            raise RequestError(f"the model {quoted(asked)} does not exist; {hint}", "model", 404)
+    return await codec.run(encoded)
 
-    def _card(self) -> dict[str, Any]:
-        identity = self._services.identity
-        return {
-            "id": identity.model,
-            "object": "model",
-            "created": identity.created_s,
-            "owned_by": "starspec",
-            "max_model_len": self._services.router.max_model_len,
-        }
+
+async def _detokenization(served: Served, body: DetokenizeRequest) -> bytes:
+    return msgspec.json.encode({"prompt": await served.codec.decode(body.tokens)})
+
+
+async def _tokenized(served: Served, body: TokenizeRequest) -> list[int]:
+    length = served.targets.max_model_len
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("give either prompt or messages", "prompt")
+    if body.prompt is not None:
+        adds_special = body.add_special_tokens is not False
+        return await served.codec.encode(body.prompt, "prompt", length, add_special_tokens=adds_special)
+    chat = ChatPrompt.model_construct(  # checked already
+        messages=body.messages or [],
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    return await served.codec.encode_chat(chat, length)
 
 
 async def _json_unless_left(work: Coroutine[Any, Any, bytes], request: Request) -> Response:
@@ -265,7 +285,7 @@ def build_app(services: Services, metrics: GatewayMetrics, audit: AuditLog) -> F
     """The ASGI application; its lifespan runs the router."""
     retry_after = RetryAfter(services.num_waiting, services.clock)
     app = FastAPI(title="starspec", version=__version__, lifespan=_lifespan(services), docs_url=None, redoc_url=None)
-    _add_routes(app, Routes(services, metrics, retry_after), readers(services.codec.workers))
+    _add_routes(app, Routes(services, metrics, retry_after), readers(services.of(None).codec.workers))
     DashboardRoutes(services.feed, services.drain, services.clock).add_to(app)
     _add_error_handlers(app, retry_after)
     app.add_middleware(BodyLimitMiddleware, max_bytes=services.config.max_body_bytes)
@@ -327,7 +347,8 @@ def _lifespan(services: Services) -> Callable[[FastAPI], Any]:
                 for task in watching:
                     task.cancel()
                 await asyncio.gather(*watching, return_exceptions=True)
-                services.codec.close()
-                services.translator.close()
+                for served in services.served.values():
+                    served.codec.close()
+                    served.translator.close()
 
     return run

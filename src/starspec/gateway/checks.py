@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import Final
+from typing import Final, NamedTuple
 
 from starspec.config import GatewayConfig
 from starspec.errors import ConfigError
@@ -34,6 +34,24 @@ def keys_of(config: GatewayConfig) -> Keys | None:
     if keys is not None and config.hub is not None:
         keys.public_key_of("hub")
     return keys
+
+
+class NamedModel(NamedTuple):
+    """A model of a gateway."""
+
+    name: str | None  # in the API; None = its folder's
+    model: str
+
+
+def named(given: str) -> NamedModel:
+    """Of `NAME=MODEL`, or of `MODEL`, which may have a `=` behind a `/` or a `:`."""
+    name, equals, model = given.partition("=")
+    return NamedModel(name, model) if equals and not {"/", ":"} & {*name} else NamedModel(None, given)
+
+
+def models_of(config: GatewayConfig) -> list[str]:
+    """Folders, ids or files of all models of a gateway."""
+    return [config.model, *(named(each).model for each in config.also)]
 
 
 def open_port(host: str, port: int) -> socket.socket:

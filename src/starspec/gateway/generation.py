@@ -13,7 +13,7 @@ from starspec.errors import RequestError, StarspecError
 from starspec.gateway.background import Pace
 from starspec.gateway.generation_request import GenerationRequest
 from starspec.gateway.routed_target import RoutedTarget, num_positions
-from starspec.gateway.router import Router
+from starspec.gateway.target_set import TargetSet
 from starspec.ids import RequestId
 from starspec.policy.routing import may_move
 from starspec.wire.messages import EngineOutput
@@ -38,8 +38,8 @@ class Generation:
     The internal queue is bounded by the lengths of the answers, which the targets' contexts bound.
     """
 
-    def __init__(self, router: Router, request: GenerationRequest, reply_id: str) -> None:
-        self._router = router
+    def __init__(self, targets: TargetSet, request: GenerationRequest, reply_id: str) -> None:
+        self._targets = targets
         self._request = request
         self._reply_id = reply_id
         self._placed: dict[int, tuple[RoutedTarget, RequestId]] = {}  # by choice: where it is now
@@ -103,7 +103,7 @@ class Generation:
         return event
 
     def _check_size(self) -> None:
-        num_answers, most = len(self._request.specs), self._router.max_num_requests
+        num_answers, most = len(self._request.specs), self._targets.max_num_requests
         if most is not None and num_answers > most:
             param = "n" if self._request.num_prompts == 1 else self._request.prompt_param
             raise RequestError(
@@ -115,9 +115,9 @@ class Generation:
     def _check_targets(self) -> None:
         """An old target would ignore what it does not know."""
         spec = self._request.specs[0]
-        if spec.sampling.bad_words and not self._router.has_bad_words:
+        if spec.sampling.bad_words and not self._targets.has_bad_words:
             raise RequestError("bad_words: a target of this server is too old to keep them out", "bad_words")
-        if spec.grammar is not None and not self._router.has_grammars:
+        if spec.grammar is not None and not self._targets.has_grammars:
             raise RequestError(
                 "structured_outputs: a target of this server cannot hold answers to a grammar, since its model is in"
                 " stages or its version is old",
@@ -127,7 +127,7 @@ class Generation:
     def _place(self, choice: int, but_not: RoutedTarget | None = None) -> None:
         """Send the answer to the best target but one. Raises: as `__aenter__`."""
         spec = self._request.specs[choice]
-        routed = self._router.pick(num_positions(spec), but_not)
+        routed = self._targets.pick(num_positions(spec), but_not)
         self._num_targets[choice] += 1
         turn = self._num_targets[choice]
         suffix = f".{turn}" if turn > 1 else ""  # outputs of an earlier turn at the same target must not match
@@ -154,7 +154,7 @@ class Generation:
         except StarspecError:
             return False  # the first error says more
         event, fields = "a request goes to another target", {"request": request_id, "lost": lost.endpoint}
-        self._router.log_limit.log(log.info, event, why=str(error), **fields)
+        self._targets.log_limit.log(log.info, event, why=str(error), **fields)
         if choice in self._begun:
             self._begun.discard(choice)
             self._void.add(choice)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from starlette.responses import JSONResponse, Response
@@ -14,6 +14,7 @@ from starspec.gateway.hub_status import HubStatusPoller
 from starspec.gateway.recent import Recent
 from starspec.gateway.routed_target import RoutedTarget
 from starspec.gateway.router import Router
+from starspec.gateway.target_set import TargetSet
 from starspec.policy.retry_after import NO_TARGET_S
 
 NOT_READY: Final = HttpError(503, "no target can answer", retry_after_s=NO_TARGET_S)
@@ -22,8 +23,15 @@ NOT_READY: Final = HttpError(503, "no target can answer", retry_after_s=NO_TARGE
 class HealthRoutes:
     """One method for each route. None of them waits for a target: each tells what is known now."""
 
-    def __init__(self, router: Router, hub: HubStatusPoller | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        router: Router,
+        models: Mapping[str, TargetSet],
+        hub: HubStatusPoller | None,
+        clock: Callable[[], float],
+    ) -> None:
         self._router = router
+        self._models = models
         self._hub = hub
         self._recent = Recent(self._body, clock)
 
@@ -58,10 +66,12 @@ class HealthRoutes:
         targets = [_target_report(routed) for routed in self._router.targets]
         hub = None if self._hub is None else _state(self._hub.state, self._hub.state_s)
         states = [each["state"] for each in targets] + [each["hub"]["state"] for each in targets if each["hub"]]
+        models = {name: sum(routed.can_answer for routed in each.targets) for name, each in self._models.items()}
         is_whole = set(states) <= {"ready", "connected"} and (hub is None or hub["state"] == "connected")
+        is_whole &= all(models.values())
         num_ready = self._num_ready()
         status = "unavailable" if not num_ready else "ok" if is_whole else "degraded"
-        return {"status": status, "num_targets": num_ready, "targets": targets, "hub": hub}
+        return {"status": status, "num_targets": num_ready, "models": models, "targets": targets, "hub": hub}
 
 
 def _target_report(routed: RoutedTarget) -> dict[str, Any]:
@@ -69,6 +79,7 @@ def _target_report(routed: RoutedTarget) -> dict[str, Any]:
     status = routed.status
     return {
         "name": routed.name,
+        "model": routed.model,
         **_state(routed.state, routed.state_s),
         "hub": None if status is None or status.hub_state is None else _state(status.hub_state, status.hub_state_s),
     }

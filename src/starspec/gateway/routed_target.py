@@ -110,6 +110,7 @@ class RoutedTarget:
         self._noted_state, self._state_since_s = TargetHealth.UNREACHABLE, clock()
         self.status: TargetStatus | None = None
         self.name: TargetId | None = None  # as it said last; None: it has never told its status
+        self.model: str | None = None  # likewise, the model that it serves
         self._last_assigned = 0
 
     @property
@@ -240,7 +241,7 @@ class RoutedTarget:
                 if self.status is None:
                     self._log(log.info, "target connected", target=message.target_id)
                     self._audit.note("target_connected", target=message.target_id, endpoint=self.endpoint)
-                self.status, self.name = message, message.target_id
+                self.status, self.name, self.model = message, message.target_id, message.model
                 self._num_others = max(0, message.num_running + message.num_waiting - len(self._open))
             case Refused(reason=reason):
                 if reason != self._refusal:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import structlog
 
 from starspec import __version__
 from starspec.config import GatewayConfig
-from starspec.errors import ModelError
+from starspec.errors import ConfigError, ModelError
 from starspec.fingerprint import vocab_fingerprint
+from starspec.gateway.checks import named
 from starspec.gateway.prompts import PromptCodec
-from starspec.models.loading.locate import folder_name, is_synthetic, locate
+from starspec.models.loading.locate import announced_name, folder_name, is_synthetic, locate
 from starspec.models.loading.tokenizer import eos_token_ids, load_tokenizer
 
 DEFAULTS_FILE = "generation_config.json"
@@ -54,6 +55,25 @@ class ServedModel:
     identity: ModelIdentity
     codec: PromptCodec
     defaults: GenerationDefaults
+    announced: str  # by the targets that serve it
+
+
+def load_served_models(config: GatewayConfig) -> list[ServedModel]:
+    """All models of a gateway, in order.
+
+    Raises: ConfigError if two have the same name. Effects: as `load_served_model`.
+    """
+    found = [load_served_model(config)]
+    for given in config.also:
+        name, model = named(given)
+        found.append(load_served_model(replace(config, model=model, served_model_name=name, also=())))
+    for what, names in (
+        ("names in the API", [each.identity.model for each in found]),
+        ("names that targets announce", [each.announced for each in found]),
+    ):
+        if len({*names}) < len(names):
+            raise ConfigError(f"--also: the models need different {what}, and have {', '.join(names)}")
+    return found
 
 
 def load_served_model(config: GatewayConfig) -> ServedModel:
@@ -66,7 +86,7 @@ def load_served_model(config: GatewayConfig) -> ServedModel:
     log.info("generation defaults of the model", applied=str(defaults), generation_config=config.generation_config)
     ends = eos_token_ids(folder, tokenizer) if folder is not None else (tokenizer.eos_token_id,)
     identity = identity_of(config, vocab_fingerprint(tokenizer), str(defaults))
-    return ServedModel(identity, PromptCodec(tokenizer, ends), defaults)
+    return ServedModel(identity, PromptCodec(tokenizer, ends), defaults, announced_name(config.model))
 
 
 def identity_of(config: GatewayConfig, vocabulary: str, defaults: str) -> ModelIdentity:

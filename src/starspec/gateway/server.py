@@ -18,7 +18,7 @@ import uvicorn
 
 from starspec.audit import AuditLog
 from starspec.config import GatewayConfig
-from starspec.gateway.app import Services, build_app
+from starspec.gateway.app import Served, Services, build_app
 from starspec.gateway.checks import keys_of
 from starspec.gateway.connections import ConnectionTable
 from starspec.gateway.dashboard.feed import StarFeed
@@ -30,7 +30,7 @@ from starspec.gateway.hub_status import FetchHubStatus, HubStatusClient, HubStat
 from starspec.gateway.metrics import GatewayMetrics
 from starspec.gateway.routed_target import ServingLink
 from starspec.gateway.router import Router
-from starspec.gateway.served_model import load_served_model
+from starspec.gateway.served_model import load_served_models
 from starspec.gateway.translate import Translator
 from starspec.log_limit import LogLimit
 from starspec.wire.transports.serving_client import ServingClient
@@ -88,7 +88,7 @@ class GatewayServer:
         self._clock = clock
         self._connect = connect if connect is not None else zmq_connections(config)
         self._audit = AuditLog(config.audit_log, "gateway")
-        self._model = load_served_model(config)
+        self._models = load_served_models(config)
         self._socket = listen(config.host, config.port)
         self._drain = Drain(config.shutdown_timeout_s, clock)
 
@@ -137,16 +137,25 @@ class GatewayServer:
         self._audit.close()
 
     def _make_uvicorn(self, connections: Connections) -> DrainingServer:
-        router = Router(connections.links, self._clock, self._audit)
+        has_models = len(self._models) > 1
+        router = Router(connections.links, self._clock, self._audit, has_models=has_models)
         hub = HubStatusPoller(fetch, self._clock) if (fetch := connections.fetch_hub_status) is not None else None
+        served = [
+            Served(
+                identity=each.identity,
+                targets=router.of(each.announced) if has_models else router,
+                codec=each.codec,
+                translator=Translator(each.codec, each.defaults),
+            )
+            for each in self._models
+        ]
+        names = ", ".join(each.identity.model for each in served)
         services = Services(
             config=self._config,
-            identity=self._model.identity,
+            served={each.identity.model: each for each in served},
             router=router,
-            codec=self._model.codec,
-            translator=Translator(self._model.codec, self._model.defaults),
             drain=self._drain,
-            feed=StarFeed(router, hub, self._model.identity.model, shows_text=self._config.show_text),
+            feed=StarFeed(router, hub, names, shows_text=self._config.show_text),
             clock=self._clock,
             hub=hub,
         )

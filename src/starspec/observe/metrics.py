@@ -75,6 +75,7 @@ def families(snapshot: StatusSnapshot) -> Iterator[Metric]:
     }
     hubs = {snapshot.hub.draft_name: snapshot.hub} if snapshot.hub else {}
     at_hub = {str(name): stats for name, stats in snapshot.hub.targets.items()} if snapshot.hub else {}
+    yield _models(snapshot.targets)
     yield from _families(TARGET_COUNTERS, CounterMetricFamily, "target", targets)
     yield _counts(
         snapshot.targets,
@@ -106,6 +107,16 @@ def families(snapshot: StatusSnapshot) -> Iterator[Metric]:
     yield from _families(PIPE_GAUGES, GaugeMetricFamily, "target", in_stages)
     yield from _labelled(STAGE_COUNTERS, CounterMetricFamily, ("target", "stage"), stages)
     yield from _labelled(STAGE_GAUGES, GaugeMetricFamily, ("target", "stage"), stages)
+
+
+def _models(targets: Sequence[TargetStatus]) -> Metric:
+    """Which model each target serves, to be joined with its other metrics."""
+    family = GaugeMetricFamily(
+        f"{PREFIX}target_info", "Always 1; which model a target serves.", labels=["target", "model"]
+    )
+    for target in targets:
+        family.add_metric([str(target.target_id), target.model], 1.0)
+    return family
 
 
 def _families(quantities: Sequence[Quantity[S]], kind: Family, label: str, statuses: dict[str, S]) -> Iterator[Metric]:

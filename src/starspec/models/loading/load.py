@@ -19,7 +19,7 @@ from starspec.models.linear.packer import make_packer
 from starspec.models.loading.config_json import cache_shape, check_length, read_config
 from starspec.models.loading.device import take_device
 from starspec.models.loading.llama_checkpoint import read_llama_checkpoint
-from starspec.models.loading.locate import folder_name, is_synthetic, locate
+from starspec.models.loading.locate import announced_name, folder_name, is_synthetic, locate
 from starspec.models.loading.model_fingerprint import model_fingerprint
 from starspec.models.loading.part import drop_tied, leave_out
 from starspec.models.loading.progress import counted, counting, report
@@ -264,7 +264,7 @@ def _info(hf_config: Any, config: ModelConfig, folder: Path, max_model_len: int,
     text = hf_config.get_text_config(decoder=True)
     has_weights = next(folder.glob("*.safetensors"), None) is not None
     return ModelInfo(
-        name=folder_name(config.model) if Path(config.model).expanduser().exists() else config.model,
+        name=announced_name(config.model),
         vocab_size=text.vocab_size,
         max_model_len=max_model_len,
         num_parameters=num_parameters,

@@ -49,6 +49,11 @@ def folder_name(model: str) -> str:
     return path.resolve().name if path.name in ("", "..") else path.name
 
 
+def announced_name(model: str) -> str:
+    """What a target calls the model that it serves: its folder's name, or its id."""
+    return folder_name(model) if Path(model).expanduser().exists() else model
+
+
 def _from_file(path: Path) -> Path:
     if path.suffix != ".gguf":
         raise ModelError(f"'{path}' is a file but not a .gguf; give the folder that holds config.json")
