@@ -3,6 +3,7 @@
 # make test       all tests except those that need real vLLM servers
 # make test-browser  the dashboard in Chromium (Debian's, which this installs if it is root);
 #                 PICTURES=docs/images takes the documentation's pictures anew
+# make test-fuzz  thousands of requests that schemathesis makes out of /openapi.json; CASES=3000 is how many at least
 # make test-vllm  a real hub, real vLLM servers and a target, in an environment of its own
 #                 RECEIPT=FILE saves the result of demo or test-vllm
 # make check      format, lint, types, import directions, public API, docs
@@ -23,10 +24,11 @@ VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 VLLM_VERSION := 0.32.0
 CHROMIUM ?= chromium
+CASES ?= 3000
 PARTS ?= exact sampled bits head-exact head-bits batch stages $(if $(TARGET),pair batch-pair)
 SOURCES := src tests examples benchmarks
 
-.PHONY: demo test test-browser test-vllm check lint types claims certify models format clean
+.PHONY: demo test test-browser test-fuzz test-vllm check lint types claims certify models format clean
 .DEFAULT_GOAL := test
 
 demo: models
@@ -36,13 +38,18 @@ demo: models
 # mostly wait. Waiting threads do not spin: other processes need the core.
 test: models
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m system -n 2 --dist worksteal --durations=10
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not system and not vllm and not browser" -n 2 --dist worksteal --durations=20
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not system and not vllm and not browser and not fuzz" -n 2 --dist worksteal --durations=20
 
 # No other make target includes this one: it needs a browser, and a machine that is not busy.
 test-browser: $(INSTALLED)
 	command -v $(CHROMIUM) > /dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
 	$(PIP) install -qq --disable-pip-version-check -c constraints.txt -e ".[browser]"
 	CHROMIUM=$$(command -v $(CHROMIUM)) PICTURES=$(PICTURES) $(BIN)/python -m pytest -m browser tests/browser
+
+# No other make target includes this one: it takes ten minutes. tests/gateway/test_random_requests.py is a sample.
+test-fuzz: $(INSTALLED)
+	$(PIP) install -qq --disable-pip-version-check -c constraints.txt -e ".[fuzz]"
+	OMP_NUM_THREADS=1 CASES=$(CASES) $(BIN)/python -m pytest -s -m fuzz tests/fuzz
 
 # No other make target includes this one: the environment takes 3 GB.
 test-vllm: models $(VLLM_INSTALLED)
