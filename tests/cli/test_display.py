@@ -1,11 +1,12 @@
 """What `starspec up` prints, and to whom."""
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from starspec.cli.display import LineDisplay
+from starspec.cli.display import LineDisplay, TableDisplay
 from starspec.supervise.child import ChildSpec, ChildState
 from starspec.supervise.supervisor import ChildView
 
@@ -40,6 +41,22 @@ def test_a_full_disk_stops_no_star() -> None:
             [sys.executable, "-c", SPEAKER], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
         )
     assert done.stderr.startswith("went on")
+
+
+def test_what_a_process_prints_goes_to_standard_error(capsys) -> None:
+    """`starspec up 2> log`: its own lines stay on standard output, where a person or a script reads them."""
+    display = LineDisplay()
+    display.show_line("up", "ready")
+    display.show_log("target-0", "a warning")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("up       | ready\n", "target-0 | a warning\n")
+
+
+def test_a_table_leaves_standard_error_to_its_file(monkeypatch) -> None:
+    monkeypatch.setattr("sys.stderr", log := io.StringIO())
+    with TableDisplay() as display:
+        display.show_log("target-0", "a warning")
+    assert log.getvalue() == "target-0 | a warning\n"
 
 
 def test_a_stage_of_loading_is_one_line_however_far_it_comes(capsys) -> None:

@@ -206,7 +206,7 @@ def test_a_supervisor_that_was_suspended_itself_kills_nobody() -> None:
     output = []
     spec = server("target-0", GOES_ON)
     with Supervisor(
-        [spec], lambda name, line: output.append((name, line)), lambda: time.monotonic() + ahead_s
+        [spec], lambda name, line: output.append((name, line)), clock=lambda: time.monotonic() + ahead_s
     ) as supervisor:
         supervisor.start()
         until(supervisor, lambda: supervisor.is_ready)

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -36,7 +36,11 @@ class Display(Protocol):
     ) -> None: ...
 
     def show_line(self, name: str, line: str) -> None:
-        """Show one line that a process printed, or that the supervisor says about it."""
+        """Show one line that `up` says about a process, on standard output."""
+        ...
+
+    def show_log(self, name: str, line: str) -> None:
+        """Show one line that a process printed, on standard error."""
         ...
 
     def show_start(self, views: Sequence[ChildView]) -> None:
@@ -81,7 +85,7 @@ class _Watching:
 
 
 class LineDisplay(_Watching):
-    """Lines on standard output: what changes while starting, and the statistics every ten seconds."""
+    """Lines: what changes while starting, and the statistics every ten seconds."""
 
     def __init__(self) -> None:
         super().__init__(LINE_INTERVAL_S)
@@ -96,12 +100,10 @@ class LineDisplay(_Watching):
         self.close()
 
     def show_line(self, name: str, line: str) -> None:
-        try:
-            print(f"{name:<9}| {line}", flush=True)
-        except BrokenPipeError:  # the reader is gone, as `tee` at Ctrl-C. The star still stops in good order
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except OSError:  # as on a full disk. The star serves on; the line comes once there is room again
-            return
+        _write(sys.stdout, name, line)
+
+    def show_log(self, name: str, line: str) -> None:
+        _write(sys.stderr, name, line)
 
     def show_start(self, views: Sequence[ChildView]) -> None:
         for view in views:
@@ -118,12 +120,14 @@ class LineDisplay(_Watching):
 
 
 class TableDisplay(_Watching):
-    """A table at the foot of the terminal. The output of the processes scrolls above it."""
+    """A table at the foot of the terminal. The output of the processes scrolls above it, unless it goes to a file."""
 
     def __init__(self) -> None:
         super().__init__(TABLE_INTERVAL_S)
         self._console = Console(highlight=False)
-        self._live = Live(console=self._console, auto_refresh=True, refresh_per_second=8)
+        self._live = Live(
+            console=self._console, auto_refresh=True, refresh_per_second=8, redirect_stderr=sys.stderr.isatty()
+        )
         self._spinner = Spinner("dots")
 
     @staticmethod
@@ -144,6 +148,9 @@ class TableDisplay(_Watching):
     def show_line(self, name: str, line: str) -> None:
         self._console.print(f"{name:<9}| {line}", markup=False)
 
+    def show_log(self, name: str, line: str) -> None:
+        _write(sys.stderr, name, line)  # on a terminal, `Live` puts itself in the place of the stream
+
     def show_start(self, views: Sequence[ChildView]) -> None:
         table = Table.grid(padding=(0, 1))
         for view in views:
@@ -157,6 +164,16 @@ class TableDisplay(_Watching):
             address = next((view.detail for view in views if view.spec.name == "gateway"), "")
             title = f"starspec at {address}/v1, up {time.monotonic() - self.started_s:.0f} s"
             self._live.update(star_table(self._watch.snapshot, _states(views), title))
+
+
+def _write(stream: TextIO, name: str, line: str) -> None:
+    """Write a line, whatever becomes of it: the star serves on, and stops in good order."""
+    try:
+        print(f"{name:<9}| {line}", file=stream, flush=True)
+    except BrokenPipeError:  # the reader is gone, as `tee` at Ctrl-C
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except OSError:  # as on a full disk. The line comes once there is room again
+        return
 
 
 def _sentence(view: ChildView) -> str:

@@ -167,7 +167,7 @@ def up(
         specs = star_specs(config, ports, os.environ, num_cores=len(os.sched_getaffinity(0)))
         display = TableDisplay() if options.table and TableDisplay.is_possible() else LineDisplay()
         with display, _removed(options.ready_file):
-            with Supervisor(specs, display.show_line) as supervisor:
+            with Supervisor(specs, display.show_log, display.show_line) as supervisor:
                 _run(_Star(config, ports, supervisor, display), options)
             _merge_traces(config, supervisor.views, trace, display)
 

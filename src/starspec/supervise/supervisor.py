@@ -61,15 +61,21 @@ class Supervisor:
 
     Args:
         specs: the children; their names differ.
-        on_output: called with every line that a child prints or that the supervisor says of it.
+        on_output: called with every line that a child prints.
+        on_news: called with what the supervisor says of a child; None = as on_output.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, specs: Sequence[ChildSpec], on_output: OnOutput, clock: Callable[[], float] = time.monotonic
+        self,
+        specs: Sequence[ChildSpec],
+        on_output: OnOutput,
+        on_news: OnOutput | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._slots = [_Slot(ChildView(spec)) for spec in specs]
         self._on_output = on_output
+        self._on_news = on_news or on_output
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._stepped_s = clock()
@@ -170,7 +176,7 @@ class Supervisor:
             slot.run.send(signal.SIGKILL)
         elif view.state is ChildState.READY and slot.vitals.is_silent(now):
             view.state = ChildState.SILENT
-            self._on_output(view.spec.name, f"no sign of life for {SILENT_S:g} s; after {HANGS_S:g} s it is killed")
+            self._on_news(view.spec.name, f"no sign of life for {SILENT_S:g} s; after {HANGS_S:g} s it is killed")
 
     def _start(self, slot: _Slot) -> None:
         spec = slot.view.spec
@@ -205,7 +211,7 @@ class Supervisor:
             case Alive():
                 if view.state is ChildState.SILENT:
                     view.state = ChildState.READY
-                    self._on_output(view.spec.name, "lives again")
+                    self._on_news(view.spec.name, "lives again")
             case Loading(what=what):
                 view.detail = what
             case Ready(address=address, memory=memory):
@@ -213,7 +219,7 @@ class Supervisor:
                 slot.vitals.become_ready(self._clock())
                 slot.was_ready = True
                 if view.num_restarts:
-                    self._on_output(view.spec.name, "ready again")
+                    self._on_news(view.spec.name, "ready again")
             case Failed(reason=reason):
                 slot.failure = reason
 
@@ -258,13 +264,13 @@ class Supervisor:
         slot.restart_at_s = now + delay_s
         if not slot.vitals.is_given_up:
             view.state = ChildState.WAITING
-            self._on_output(view.spec.name, f"{view.detail}; starting it again in {delay_s:g} s")
+            self._on_news(view.spec.name, f"{view.detail}; starting it again in {delay_s:g} s")
             return
         view.state = ChildState.GIVEN_UP
         alike = [each for each in self._slots if _can_replace(each.view.spec, view.spec)]
         if alike and all(each.is_hopeless for each in alike):
             raise StarspecError(f"nothing can serve any more: {'; '.join(map(_obituary, alike))}")
-        self._on_output(view.spec.name, f"{_obituary(slot)}. Going on without it; trying again in {delay_s:g} s")
+        self._on_news(view.spec.name, f"{_obituary(slot)}. Going on without it; trying again in {delay_s:g} s")
 
     def _signal(self, slots: Sequence[_Slot], number: signal.Signals) -> None:
         for slot in slots:
