@@ -1,6 +1,35 @@
-"""`python -m starspec`: the same as the command `starspec`."""
+"""The command `starspec`, also as `python -m starspec`."""
 
-from starspec.cli import main
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+EXIT_INTERRUPTED = 130
+SHOW_CURSOR = "\x1b[?25h"  # which a progress bar hides
+
+
+def main() -> None:
+    """Run the command line of this process. Ctrl-C never prints a traceback, also while modules are imported."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    from starspec.cli import main as run  # noqa: PLC0415 (takes a second)
+
+    run()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the signature of a handler)
+    """Raise KeyboardInterrupt; but end at once inside an import, where it may be swallowed or become another error."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            if sys.stderr is not None and sys.stderr.isatty():
+                os.write(2, SHOW_CURSOR.encode())
+            os._exit(EXIT_INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
 
 if __name__ == "__main__":
     main()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from types import TracebackType
@@ -39,6 +42,10 @@ class BenchProcess:
 
     def __init__(self, run: Callable[..., None], *arguments: Any, cores: CoreSet = CoreSet.ALL) -> None:
         context = _context(run.__module__)
+        if context.get_start_method() == "forkserver":
+            resource_tracker.ensure_running()  # on its start it lets interrupts through
+            with _interrupts_waiting():  # what it starts inherits this, while it imports, and so do the children
+                forkserver.ensure_running()
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_run, args=(theirs, run, arguments, cores), daemon=True)
         self._process.start()
@@ -90,12 +97,23 @@ def _context(imported_once: str) -> ForkServerContext | SpawnContext:
     return context
 
 
+@contextmanager
+def _interrupts_waiting() -> Iterator[None]:
+    """SIGINT waits until the block ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Failure:
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
 
 def _run(pipe: Connection, run: Callable[..., None], arguments: tuple[Any, ...], cores: CoreSet) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process
     _end_with_parent()
     _quiet()
     _pin_to(cores)

@@ -1,0 +1,59 @@
+"""Ctrl-C ends a command with exit code 130, and prints no traceback, whatever the command does at that moment."""
+
+import subprocess
+import sys
+
+import pytest
+
+AT_AN_IMPORT = """
+import os, signal, sys
+
+from starspec.__main__ import main
+
+class CtrlC:
+    module = sys.argv.pop(1)
+
+    def find_spec(self, name, path, target=None):
+        if name == self.module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC())
+main()
+"""
+CHILD = """
+import os, signal, sys, threading, time
+from starspec.bench.wire.echo import run_echo
+from starspec.harness.children import BenchProcess
+
+threading.Timer(float(sys.argv[1]), os.killpg, (0, signal.SIGINT)).start()
+try:
+    with BenchProcess(run_echo, None):
+        time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def said(script: str, *words: str) -> tuple[int, str]:
+    """The exit code and the errors of a script that is a process group of its own."""
+    command = [sys.executable, "-c", script, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, process_group=0)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("typer", "--version"),
+        ("structlog", "up", "synthetic:", "--port", "0"),
+        ("torch", "generate", "hi", "--target", "synthetic:"),
+    ],
+    ids=" ".join,
+)
+def test_ctrl_c_inside_an_import_ends_in_silence(words: tuple[str, ...]) -> None:
+    assert said(AT_AN_IMPORT, *words) == (130, "")
+
+
+@pytest.mark.parametrize("after_s", ["0.5", "15"], ids=["while its modules are imported", "while it runs"])
+def test_ctrl_c_reaches_no_child_of_a_benchmark(after_s: str) -> None:
+    assert said(CHILD, after_s) == (130, "")
