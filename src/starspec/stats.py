@@ -266,6 +266,8 @@ class TargetStats:
     grammars: GrammarStats = field(default_factory=GrammarStats)
     pipe: PipeStats | None = None  # of a target in stages
     num_rounds: int = 0
+    num_ahead_windows: int = 0  # launched before the window of the same sequence on which they stand had landed
+    num_stale_windows: int = 0  # of those, landed without tokens, since what they stand on was refused
     num_late_rounds: int = 0  # rounds that started without an expected proposal
     num_stale_messages: int = 0  # dropped by epoch
     num_declined: int = 0  # times that the hub had no room for a tag

@@ -126,3 +126,34 @@ def test_what_a_lost_hub_did_says_nothing_of_the_next_one() -> None:
     assert tag.proposal is None
     tag.ask(TWO, 0.0)
     assert not tag.prefill_wait.is_overdue(FIRST_PREFILL_WAIT_S)
+
+
+def test_a_hub_that_was_told_tokens_that_are_not_the_targets_is_told_all_tokens_again() -> None:
+    tag, tokens = new_tag()
+    tag.ask(TWO, 0.0)
+    answer(tag, [4, 5])
+    tokens.ids += [4, 5]
+    tag.ask(TWO, 0.0)  # presumed
+    answer(tag, [6, 7])
+    tokens.ids[3:] = [4, 9]
+    tag.retract(num_true=4)
+    assert not tag.draft().token_ids
+    assert tag.num_unsent >= 1
+    opened = tag.ask(TWO, 0.0)
+    assert isinstance(opened, Open)
+    assert opened.token_ids == [1, 2, 3, 4, 9]
+    assert (tag.is_awaited, tag.is_opening) == (True, False)  # as after a verdict: a hub that is late has missed
+    answer(tag, [8, 8])
+    tokens.ids += [8]
+    assert isinstance(tag.ask(TWO, 0.0), Verdict)
+
+
+def test_a_hub_that_was_told_true_tokens_only_is_told_the_next_ones() -> None:
+    tag, tokens = new_tag()
+    tag.ask(TWO, 0.0)
+    answer(tag, [4, 5])
+    tokens.ids += [4, 9]
+    tag.retract(num_true=4)
+    verdict = tag.ask(TWO, 0.0)
+    assert isinstance(verdict, Verdict)
+    assert verdict.token_ids == [4, 9]

@@ -19,16 +19,23 @@ class LateVerifier:
     Args:
         num_polls: so many polls after a launch return without it.
         depth: as of a Verifier.
+        num_each: windows of one sequence that may be in flight.
     """
 
-    def __init__(self, verifier: LocalVerifier, num_polls: int, depth: int) -> None:
+    pipeline = None
+
+    def __init__(self, verifier: LocalVerifier, num_polls: int, depth: int, num_each: int = 1) -> None:
         self.runner, self.info, self.cache = verifier.runner, verifier.info, verifier.cache
         self.depth, self.refusal, self.pipe = depth, verifier.refusal, verifier.pipe
         self.most_in_flight = 0
+        self._num_each = num_each
         self._verifier = verifier
         self._num_late = num_polls
         self._num_polls = 0
         self._held: deque[tuple[int, Landed]] = deque()  # (polls at the launch, its answer), oldest first
+
+    def num_windows(self, num_running: int, num_wanted: int) -> int:
+        return self._num_each
 
     def launch(self, windows: Sequence[Window], feature_layers: Sequence[int] = ()) -> Ticket:
         ticket = self._verifier.launch(windows, feature_layers)

@@ -81,6 +81,7 @@ class ToyHub:
         self.catch_up_token_s = 0.0  # and a `Verdict` for each beyond NUM_AT_ONCE, wherever the hub is
         self.prefilled_at_s = 0.0  # when all that it was told of is prefilled
         self.token_s = 0.0  # what it takes longer for each token that it and those asked for beside it have
+        self.share_wrong = 0.0  # of its guesses
         self.sure_of: int | None = None  # tokens behind which it doubts its guesses, and drafts no further
         self._owed_s = 0.0
 
@@ -175,13 +176,18 @@ class ToyHub:
             self._post(delay_s, session.send(self._bush(session, path, num)))
             return
         for _ in range(num):
-            path.append((next_of(path) + (self.mood == "lying")) % VOCAB_SIZE)
+            path.append(self.guess(path))
         token_ids = path[-num:] * (3 if self.mood == "chatty" else 1)  # chatty: more than was asked for
-        proposal = Proposal(session.tag, session.epoch, session.prefix_len, token_ids)
+        service_s = self.token_s * num
+        proposal = Proposal(session.tag, session.epoch, session.prefix_len, token_ids, service_s=service_s)
         if self.mood != "chatty":
             session.send(proposal)
         delay_s += max(0.0, self.prefilled_at_s - self.clock.now)
         self._post(10.0 if self.mood == "late" else delay_s + self.busy_s, proposal)
+
+    def guess(self, path: list[int]) -> int:
+        is_wrong = self.mood == "lying" or next_of([*path, 1]) < self.share_wrong * VOCAB_SIZE
+        return (next_of(path) + is_wrong) % VOCAB_SIZE
 
     def _bush(self, session: TagSession, path: list[int], num: int) -> Proposal:
         """A tree of `num` nodes, with a wrong sibling before every right one."""
@@ -207,9 +213,9 @@ class Star:
         self,
         fallback: bool = False,
         policy: LengthPolicy = CHAINS_OF_FOUR,
-        late: tuple[int, int] | None = None,
+        late: tuple[int, ...] | None = None,
     ) -> None:
-        """Args: late: of a LateVerifier: polls, and depth; None = verdicts land at once."""
+        """Args: late: of a LateVerifier: polls, depth, windows of each; None = verdicts land at once."""
         self.late = late
         self.clock = VirtualClock()
         self.hub = self.make_hub()

@@ -67,3 +67,9 @@ def test_rounds_in_flight_have_a_limit() -> None:
     times = PipeTimes(2)
     times.note(100.0, (0.001, 0.001))
     assert times.num_rounds == MAX_ROUNDS
+
+
+def test_where_asking_takes_its_time_windows_are_longer() -> None:
+    quick, slow = (plan_windows(FOUR, 0.95, 1.0, 8, MAX_DEPTH, ask_s=each) for each in (0.0, 2.0))
+    assert slow.num_draft_tokens > quick.num_draft_tokens
+    assert slow.depth < quick.depth

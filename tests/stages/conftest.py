@@ -1,4 +1,5 @@
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "models")]  # for the toys; `stages`, `tiny`
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / each) for each in ("stages", "models", "engine")]  # toys; `stages`, `tiny`; `toy_hub`

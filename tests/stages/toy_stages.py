@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
+from starspec.config import MAX_DRAFT_TOKENS
 from starspec.models.layers import LayerRange
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
 from starspec.sampling.counts import TokenCounts
@@ -68,6 +69,50 @@ class ToyStage:
         new = torch.tensor([float(path[-1]) for path in paths], dtype=torch.float64).reshape(1, -1, 1)
         self.cache.write(0, row, new, new)
         return [path[-1] for path in paths]
+
+
+class ToyDraft:
+    """A ModelRunner that drafts for the toy model: it is the same model, but wrong behind some texts.
+
+    Tokens lie in its cache as keys, so that a wrong commit or a stale slot changes what it drafts.
+
+    Args:
+        num_layers: of the toy model.
+        share_wrong: of texts behind which it is wrong.
+    """
+
+    def __init__(self, num_layers: int, num_rows: int, share_wrong: float) -> None:
+        self.cache = RaggedCache(1, num_rows, MAX_LEN + MAX_DRAFT_TOKENS, 1, 1, dtype=torch.float64)
+        self.info = ModelInfo("toy draft", VOCAB, MAX_LEN, 1, 1, (), num_layers, 1)
+        self._num_layers = num_layers
+        self._share_wrong = share_wrong
+
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        feature_layers: Sequence[int] = (),
+        *,
+        is_obsolete: Callable[[], bool] | None = None,
+    ) -> ForwardOutput:
+        assert not feature_layers
+        rows = [row for segment in segments for row in self._rows(segment)]
+        return ForwardOutput(torch.tensor(rows, dtype=torch.float64).reshape(len(rows), VOCAB))
+
+    def _rows(self, segment: Segment) -> list[list[float]]:
+        num, first, start = len(segment.token_ids), segment.num_forwarded, self.cache.lengths[segment.row]
+        keys = self.cache.keys[0][segment.row, 0, :, 0]
+        keys[start + first : start + num] = torch.tensor(segment.token_ids[first:], dtype=torch.float64)
+        prefix, new = keys[:start].int().tolist(), keys[start : start + num].int().tolist()
+        parents = range(-1, num - 1) if segment.parents is None else segment.parents
+        paths: list[list[int]] = []
+        for token_id, parent in zip(new, parents, strict=True):
+            paths.append([*(paths[parent] if parent >= 0 else prefix), token_id])
+        return [self._logits(path) for path in paths[num - segment.num_logits :]]
+
+    def _logits(self, token_ids: list[int]) -> list[float]:
+        value = _values(self._num_layers, tuple(token_ids))[-1][-1]
+        is_wrong = value * 31 % 100 < 100 * self._share_wrong
+        return logits_of(value + is_wrong)
 
 
 def toy_stages(num_stages: int, num_rows: int = 4) -> list[ToyStage]:

@@ -18,8 +18,11 @@ import pytest
 import zmq
 
 from stages import config_of, saved
-from starspec.config.lab import LabLink
+from starspec.config import LengthConfig, PipeConfig, RemoteConfig, SpeculativeConfig, TargetConfig
+from starspec.config.lab import LabLink, LinkShape
+from starspec.engine.build import make_drafts
 from starspec.engine.drafts import NoDrafts
+from starspec.engine.engine import TargetEngine
 from starspec.harness.decode import Job, decode, make_engine
 from starspec.harness.servers import StarspecServer, free_port
 from starspec.ids import RequestId
@@ -27,10 +30,13 @@ from starspec.lab import LabThread
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
+from starspec.stages.open import open_stages
+from starspec.stats import TargetStats
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import generate_keys, load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, EngineOutput, Rejected, Submit, TargetStatus, TargetToGateway
 from starspec.wire.transports.sockets import Context, make_socket
+from starspec.wire.transports.waiting import Waiting
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
@@ -91,6 +97,26 @@ class Star:
         finally:
             client.close()
             target.end()
+
+    @contextmanager
+    def far_engine(self, folder: Path, in_flight: int, delay_ms: float) -> Iterator[TargetEngine]:
+        """The engine of a target in this process, with two stages behind a lab."""
+        names, tokenizer = ("first half", "last half"), load_tokenizer(str(folder))
+        shape = LinkShape(delay_ms=delay_ms)
+        with LabThread(*(LabLink(name=each, to=self.endpoints[each], shape=shape) for each in names)) as lab:
+            pipe = PipeConfig(stages=tuple(lab.endpoint(each) for each in names), in_flight=in_flight)
+            # the others' name: they may take over stages that its farewell does not reach before the lab is closed
+            config, stats, waiting = TargetConfig(name="cut", pipe=pipe), TargetStats(), Waiting()
+            model = config_of(folder, num_rows=8, numerics="invariant")
+            verifier, _ = open_stages(config, model, waiting)
+            remote = RemoteConfig(endpoint=self.drafts[1], deadline_ms=5000)
+            fixed = SpeculativeConfig(length=LengthConfig(policy="fixed"), num_speculative_tokens=3, remote=remote)
+            drafts = make_drafts(config, fixed, verifier.info, tokenizer, stats, waiting)
+            try:
+                yield TargetEngine(verifier, tokenizer, drafts, config, stats)
+            finally:
+                drafts.shutdown()
+                verifier.close()
 
     def restart(self, name: str) -> None:
         """A stage that was killed is started again at its address."""
@@ -230,6 +256,16 @@ def test_tokens_are_those_of_the_whole_model_with_drafts_and_without(
     with star.client(*THREE) as client:
         assert client.answers(JOBS) == expected
         assert client.answers(JOBS, num_draft_tokens=0) == expected
+
+
+def test_several_windows_of_one_sequence_are_in_flight_over_links_of_40_ms(
+    star: Star, folder: Path, expected: dict[str, list[int]]
+) -> None:
+    with star.far_engine(folder, in_flight=4, delay_ms=40.0) as engine:
+        jobs = [JOBS[0], JOBS[4]]  # greedy, and sampled with penalties
+        results = decode(engine, jobs, batch_size=1)
+        assert [each.token_ids for each in results] == [expected[each.name] for each in jobs]
+        assert engine.stats.num_ahead_windows > 10
 
 
 @pytest.mark.parametrize("name", THREE)

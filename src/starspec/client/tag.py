@@ -17,7 +17,7 @@ from starspec.wire.session import TagSession
 
 
 class TokenSource(Protocol):
-    """The committed tokens of one sequence, wherever the target keeps them."""
+    """The tokens of one sequence that the hub drafts on behind, wherever the target keeps them."""
 
     @property
     def prompt_len(self) -> int: ...
@@ -51,6 +51,7 @@ class HubTag(TagWait):
     num_to_prefill: int = 0  # tokens that the hub has to prefill for its last `Open`, or to catch up
     num_behind: int = 0  # tokens of the last `Verdict` beyond those that the round before could commit
     reopening: Reopening = field(default_factory=Reopening)
+    is_misled: bool = False  # the hub was told tokens that are not the target's: the next message is an `Open`
 
     @property
     def num_wanted(self) -> int:
@@ -59,8 +60,9 @@ class HubTag(TagWait):
 
     @property
     def num_unsent(self) -> int:
-        """Committed tokens that were not sent to the hub, if it holds the tag."""
-        return len(self.tokens) - self.session.prefix_len
+        """Tokens that were not sent to the hub, if it holds the tag."""
+        num = len(self.tokens) - self.session.prefix_len
+        return max(1, num) if self.is_misled else num
 
     @property
     def is_unanswered(self) -> bool:
@@ -87,7 +89,7 @@ class HubTag(TagWait):
 
         Returns: the tree after the tokens that were committed since; empty if the proposal does not begin with them.
         """
-        if self.proposal is None:
+        if self.proposal is None or self.is_misled:
             return EMPTY_TREE
         committed = self.tokens.token_ids(self.proposal.prefix_len)
         return self.proposal.tree.after(committed) if committed else self.proposal.tree
@@ -99,25 +101,38 @@ class HubTag(TagWait):
     def ask(self, budget: DraftBudget, now: float, *, is_catch_up: bool = False) -> Open | Verdict | None:
         """Make the message that asks for a draft: an `Open` with all tokens, or a `Verdict` with the unsent ones.
 
+        A hub that was misled gets an `Open`, too. It keeps what it has of the tokens, so the next step waits for it as
+        for the answer to a `Verdict`.
+
         Args:
             budget: of the draft; no nodes = no draft is wanted.
             is_catch_up: no step waits for the answer.
         Returns: the message; None if no message can hold the tokens. The sequence is then decoded plainly to its end.
         """
         most = 1 + self.num_wanted
-        message = self._verdict(budget) if self.session.is_held else self._open(budget)
+        is_told_more = self.session.is_held and not self.is_misled
+        is_open = not self.session.is_held
+        message = self._verdict(budget) if is_told_more else self._open(budget)
         if not self._can_be_sent(message):
             self.reopening.forbid()
             return None
         self.session.send(message)
+        self.is_misled = False
         self.num_behind = max(0, len(message.token_ids) - most) if isinstance(message, Verdict) else 0
         self.drop_proposal()
         self.asked_s = now
         if is_catch_up:
             self.begin_catch_up(now)
         else:
-            self.begin_waiting(now, is_open=isinstance(message, Open), is_draft_wanted=budget.num_draft_tokens > 0)
+            self.begin_waiting(now, is_open=is_open, is_draft_wanted=budget.num_draft_tokens > 0)
         return message
+
+    def retract(self, num_true: int) -> None:
+        """Of the tokens that the hub was told, only the first `num_true` are the target's, if it was told more."""
+        if self.session.is_held and self.session.prefix_len > num_true:
+            self.is_misled = True
+            self.clear()
+            self.drop_proposal()
 
     def end_step(self, now: float) -> bool:
         """A step has committed tokens. Returns: whether the hub may be sent a message about them.

@@ -91,7 +91,8 @@ class PipeConfig:
         InFlight,
         Option(
             "Rounds that travel through the stages at once, each with its share of the sequences: auto = as many as "
-            "keep the slowest stage busy, by measured times; or a number.",
+            "keep the slowest stage busy, by measured times, and several of one sequence where drafts are good; or a "
+            "number, which the sequences share.",
             LIMITS,
             least=1,
             form="word_or_number",

@@ -20,10 +20,13 @@ from starspec.policy.length.hub_lessons import HubLessons
 from starspec.policy.length.snapshot import OFF, Choice, LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.stop_threshold import StopThreshold
 from starspec.policy.length.trials import Trials
+from starspec.policy.pipe_depth import MAX_DEPTH, ONE_WINDOW, plan_windows
+from starspec.policy.traversal import Pipeline
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.stats import LengthStats
 
 NOTHING: Final[Mapping[RequestKey, int]] = {}
+MAX_ALPHA: Final = 0.99  # no acceptance is certain
 
 
 @dataclass(slots=True)
@@ -61,6 +64,8 @@ class DraftLengths:
         self._clock = clock
         self._trials = Trials()
         self._histories: dict[RequestKey, _History] = {}
+        self._longest_chain = 0  # steps that the policy chose last
+        self.plan = ONE_WINDOW  # of windows in flight
         self.costs = costs
 
     def choose(
@@ -94,8 +99,9 @@ class DraftLengths:
 
         about = [lessons, num_sequences, *(each.key for each in sequences)]
         chosen = self._choices.choose(about, snapshot, is_urgent=bool(to_prefill))
+        self._longest_chain = max((each.budget.num_steps for each in chosen if each.budget.is_chain), default=0)
         for sequence, history, choice in zip(sequences, histories, chosen, strict=True):
-            budget = choice.budget.limited(num_steps=sequence.num_remaining - 1)
+            budget = choice.budget.limited(num_steps=self._most_steps(sequence))
             history.choice = choice._replace(budget=budget.stating(sequence.rule.num_stated))
             sequence.note_length(budget.num_steps, choice.reason)
             self._stats.add(budget.num_steps, choice.reason)
@@ -105,7 +111,7 @@ class DraftLengths:
         """The last choice for a sequence, as far as it can still use it; no draft before the first."""
         history = self._histories.get(sequence.key)
         budget = NO_DRAFT if history is None else history.choice.budget
-        return budget.limited(num_steps=sequence.num_remaining - 1)
+        return budget.limited(num_steps=self._most_steps(sequence))
 
     def learn(self, sequence: TargetSequence, added: RoundOutput, num_requested: int) -> None:
         """A round is over, in which the sequence had a draft of this drafter, or could have had one.
@@ -128,6 +134,30 @@ class DraftLengths:
         costs = self._costs_with(self._lessons())
         costs.add_step(num_tokens, verify_s)
         costs.end_step()
+
+    def plan_windows(self, pipeline: Pipeline | None, num_running: int) -> None:
+        """Choose how many windows of one sequence should be in flight, and how long their drafts should be at most.
+
+        Args:
+            pipeline: what traversals take; None = the target is not in stages.
+            num_running: sequences that share them.
+        """
+        if pipeline is None:
+            return
+        lessons, most = self._lessons(), self._longest_chain
+        alpha, drafting = min(MAX_ALPHA, lessons.acceptance.rate), lessons.drafting
+        self.plan = ONE_WINDOW
+        if most:
+            self.plan = plan_windows(
+                pipeline, alpha, drafting.token_s, most, MAX_DEPTH, num_running, ask_s=drafting.other_s
+            )
+
+    def _most_steps(self, sequence: TargetSequence) -> int:
+        """Steps that a draft of the sequence may have. Behind presumed tokens the first one is only a guess."""
+        most = sequence.num_unplanned - 1
+        if self.plan.depth > 1:
+            most = min(most, max(1, self.plan.num_draft_tokens) + bool(sequence.flights))
+        return most
 
     def forget(self, sequence: TargetSequence) -> None:
         """The sequence has ended."""
@@ -153,7 +183,7 @@ def _snapshot(
     behind: Mapping[RequestKey, int],
 ) -> SequenceSnapshot:
     return SequenceSnapshot(
-        max_remaining_tokens=sequence.num_remaining,
+        max_remaining_tokens=sequence.num_unplanned,
         num_steps_asked=sequence.spec.num_draft_tokens,
         policy_asked=sequence.spec.length_policy,
         num_tokens=len(sequence.token_ids),

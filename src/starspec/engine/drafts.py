@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ from starspec.ids import RequestKey
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.hub_lessons import HubLessons
 from starspec.policy.length.snapshot import LengthPolicy
+from starspec.policy.traversal import Pipeline
 from starspec.speculation.acceptance import COUPLED, AcceptanceRule
 from starspec.speculation.ngram import PromptLookup
 from starspec.speculation.prediction import PredictedText
@@ -30,6 +32,8 @@ class RoundTimes(NamedTuple):
     traversal_s: float  # from its launch until it landed: a sequence gets its tokens so late
     occupancy_s: float  # its share of that time: other rounds were in flight, too
     num_tokens: int  # of its forward, with those of drafts
+    pipeline: Pipeline | None = None  # what traversals take, if there are stages
+    num_running: int = 1  # sequences that share them
 
 
 class Drafts(Protocol):
@@ -56,6 +60,21 @@ class Drafts(Protocol):
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         """A round has committed these tokens. Sequences that finished are closed."""
+
+    @property
+    def num_windows(self) -> int:
+        """Windows of one sequence that are worth having in flight, as measured."""
+        ...
+
+    def presume(self, sequences: Sequence[TargetSequence]) -> None:
+        """Windows of these were launched: draft on, as if all that is presumed were committed."""
+
+    def can_go_on(self, sequence: TargetSequence) -> bool:
+        """Whether there is a draft behind what is presumed: the next window could be launched."""
+        ...
+
+    def retract(self, sequence: TargetSequence) -> None:
+        """The windows of the sequence that were in flight are lost, with all that was presumed."""
 
     def close(self, sequence: TargetSequence) -> None:
         """The sequence has ended without a round: it was aborted, or it failed."""
@@ -107,6 +126,10 @@ class NoDrafts:
     hub_state_s = 0.0
     feature_layers: tuple[int, ...] = ()
 
+    @property
+    def num_windows(self) -> int:
+        return 1
+
     def open(self, sequences: Sequence[TargetSequence]) -> None:
         pass
 
@@ -117,6 +140,15 @@ class NoDrafts:
         return [EMPTY_TREE] * len(batch)
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
+        pass
+
+    def presume(self, sequences: Sequence[TargetSequence]) -> None:
+        pass
+
+    def can_go_on(self, sequence: TargetSequence) -> bool:  # noqa: ARG002 (of the interface)
+        return False
+
+    def retract(self, sequence: TargetSequence) -> None:
         pass
 
     def close(self, sequence: TargetSequence) -> None:
@@ -133,6 +165,36 @@ class NoDrafts:
 
     def shutdown(self) -> None:
         pass
+
+
+class StepsOfWindows:
+    """The draft steps that a drafter was asked for, for each window in flight; None = another one drafted for it."""
+
+    def __init__(self) -> None:
+        self._of: dict[RequestKey, deque[int | None]] = {}  # oldest window first
+
+    def launch(self, sequence: TargetSequence, num_steps: int | None) -> None:
+        """The next window of the sequence is launched. If it stands on others, its first step gives their guess."""
+        if num_steps and sequence.flights:
+            num_steps -= 1
+        self._of.setdefault(sequence.key, deque()).append(num_steps)
+
+    def land(self, sequence: TargetSequence) -> int | None:
+        """Its oldest window has landed. Windows that are not in flight any more stood on refused tokens, and go."""
+        known = self._of.get(sequence.key)
+        num_steps = known.popleft() if known else None
+        if not sequence.flights:
+            self.forget(sequence)
+        return num_steps
+
+    def forget(self, sequence: TargetSequence) -> None:
+        """No window of the sequence is in flight any more."""
+        self._of.pop(sequence.key, None)
+
+
+def is_launched(sequence: TargetSequence, tree: DraftTree) -> bool:
+    """Whether a window is launched with this draft: only a first one may have none."""
+    return tree != EMPTY_TREE or not sequence.flights
 
 
 class NgramDrafts(NoDrafts):
@@ -154,7 +216,7 @@ class NgramDrafts(NoDrafts):
         self._lookup = PromptLookup[RequestKey](lookup_min, lookup_max)
         self._predicted: dict[RequestKey, PredictedText] = {}  # of sequences with a prediction
         self._from_prediction: set[RequestKey] = set()  # those whose draft of this round was predicted
-        self._requested: dict[RequestKey, int] = {}  # steps that were wanted, of sequences whose round is not reported
+        self._requested = StepsOfWindows()
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
         for sequence in sequences:
@@ -168,15 +230,21 @@ class NgramDrafts(NoDrafts):
 
     def fill(self, batch: Sequence[TargetSequence], trees: Sequence[DraftTree]) -> list[DraftTree]:
         """The round's trees, with drafts for those sequences that want one and have an empty tree."""
-        pairs = zip(batch, trees, strict=True)
+        pairs = list(zip(batch, trees, strict=True))
         lacking = [each for each, tree in pairs if tree == EMPTY_TREE]
         found = dict(zip((each.key for each in lacking), self._propose(lacking, len(batch)), strict=True))
-        return [found.get(each.key, tree) for each, tree in zip(batch, trees, strict=True)]
+        for sequence, tree in pairs:
+            if tree != EMPTY_TREE:
+                self._requested.launch(sequence, None)
+        return [found.get(each.key, tree) for each, tree in pairs]
 
     def _propose(self, sequences: Sequence[TargetSequence], num_sequences: int) -> list[DraftTree]:
         budgets = self.lengths.choose(sequences, num_sequences)
-        self._requested |= {each.key: budget.num_steps for each, budget in zip(sequences, budgets, strict=True)}
-        return [self._chain(each, self._requested[each.key]) for each in sequences]
+        trees = [self._chain(each, budget.num_steps) for each, budget in zip(sequences, budgets, strict=True)]
+        for sequence, budget, tree in zip(sequences, budgets, trees, strict=True):
+            if is_launched(sequence, tree):
+                self._requested.launch(sequence, budget.num_steps)
+        return trees
 
     def _chain(self, sequence: TargetSequence, length: int) -> DraftTree:
         if not length:
@@ -185,11 +253,17 @@ class NgramDrafts(NoDrafts):
         token_ids = [] if predicted is None else predicted.propose(length)
         if token_ids:
             self._from_prediction.add(sequence.key)
-        return DraftTree.chain(token_ids or self._lookup.propose(sequence.key, length))
+        return DraftTree.chain(token_ids or self._lookup.propose(sequence.key, length, sequence.flights.token_ids))
+
+    def can_go_on(self, sequence: TargetSequence) -> bool:
+        return bool(self._lookup.propose(sequence.key, 1, sequence.flights.token_ids))
+
+    def retract(self, sequence: TargetSequence) -> None:
+        self._requested.forget(sequence)
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         for sequence, added in zip(batch, emitted, strict=True):
-            num_requested = self._requested.pop(sequence.key, None)
+            num_requested = self._requested.land(sequence)
             if num_requested is not None:
                 self.lengths.learn(sequence, added, num_requested)
             if sequence.key in self._from_prediction:
@@ -202,11 +276,16 @@ class NgramDrafts(NoDrafts):
             if sequence.key in self._predicted:
                 self._predicted[sequence.key].append(added.token_ids)
 
+    @property
+    def num_windows(self) -> int:
+        return self.lengths.plan.depth
+
     def note_round(self, times: RoundTimes) -> None:
         self.lengths.end_round(times.num_tokens, times.traversal_s)
+        self.lengths.plan_windows(times.pipeline, times.num_running)
 
     def close(self, sequence: TargetSequence) -> None:
-        self._requested.pop(sequence.key, None)
+        self._requested.forget(sequence)
         self._predicted.pop(sequence.key, None)
         self._from_prediction.discard(sequence.key)
         self._lookup.forget(sequence.key)

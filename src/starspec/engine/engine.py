@@ -201,8 +201,9 @@ class TargetEngine:
     def step(self) -> dict[RequestKey, EngineOutput]:
         """Admit sequences, launch one prefill chunk and one round, finish what has landed.
 
-        A sequence is in flight at most once, and only those that are not can be launched. While rounds are in flight,
-        those are left out whose drafts may still come in time. If there is nothing to launch, wait for a landing.
+        A sequence in flight can be launched again if its next window can stand on those in flight (`flights.py`). While
+        rounds are in flight, those are left out whose drafts may still come in time. If there is nothing to launch,
+        wait for a landing.
 
         Returns: the output of each sequence of the rounds that landed, and of each chunk whose log-probabilities are
             wanted.
@@ -210,8 +211,7 @@ class TargetEngine:
         if self._in_flight or not self.verifier.depth:
             self.drafts.poll()
         self._land(0.0)
-        has_room = len(self._in_flight) < self.verifier.depth
-        if not (has_room and self._launch()) and (self._in_flight or not self.verifier.depth):
+        if not (self._has_room_in_flight and self._launch()) and (self._in_flight or not self.verifier.depth):
             self._land(LANDING_WAIT_S)
         return self._take_outputs()
 
@@ -234,7 +234,9 @@ class TargetEngine:
         if not batch:  # all was lost just now
             return True
         self._at_work = batch
-        launched = self._rounds.begin(batch, len(self._in_flight))
+        launched = self._rounds.begin(batch, self._num_live, are_presumed=self._num_windows > 1)
+        if launched is None:
+            return plan.prefill is not None
         self._in_flight[launched.ticket] = launched
         self._land(0.0)
         self.stats.batch.schedule_s += scheduled_s - started_s
@@ -283,6 +285,7 @@ class TargetEngine:
         for sequence in self._requests.all:
             if lost.can_go_on and sequence.can_start_again:
                 sequence.start_again()
+                self.drafts.retract(sequence)
             else:
                 self.stats.num_aborted += 1
                 self._end(sequence, Finish("abort", lost.reason))
@@ -347,12 +350,39 @@ class TargetEngine:
             raise RequestError(NO_GRAMMARS, "structured_outputs")
         return self._grammars.compile(spec.grammar)
 
+    @property
+    def _num_windows(self) -> int:
+        """Windows of one sequence that may be in flight."""
+        return self.verifier.num_windows(self._requests.num_running, self.drafts.num_windows)
+
+    @property
+    def _num_live(self) -> int:
+        """Launches in flight, without rounds that all stand on refused tokens."""
+        return sum(each.is_live for each in self._in_flight.values())
+
+    @property
+    def _has_room_in_flight(self) -> bool:
+        """Whether more may be launched now."""
+        depth, num_windows = self.verifier.depth, self._num_windows
+        if depth and num_windows > 1:
+            depth = max(depth, num_windows * self._requests.num_running)
+        return self._num_live < depth
+
     def _snapshot(self) -> ScheduleSnapshot:
-        busy = {sequence for launched in self._in_flight.values() for sequence in launched.batch}
-        if self._in_flight:
-            running = [each for each in self._requests.with_rows if each.state is SequenceState.RUNNING]
-            busy |= {each for each in running if each not in busy and self.drafts.holds_back(each)}
-        return self._requests.snapshot(busy, self.verifier.depth)
+        num_windows = self._num_windows
+        busy = {each.sequence for each in self._in_flight.values() if isinstance(each, LaunchedChunk)}
+        running = [each for each in self._requests.with_rows if each.state is SequenceState.RUNNING]
+        for each in running if self._in_flight else ():
+            if not self._may_launch(each, num_windows):
+                busy.add(each)
+        return self._requests.snapshot(busy, self.verifier.depth if num_windows == 1 else 1)
+
+    def _may_launch(self, sequence: TargetSequence, num_windows: int) -> bool:
+        """Whether a running sequence may be in the next round, beside what is in flight."""
+        flights = sequence.flights
+        if not flights:
+            return not self.drafts.holds_back(sequence)
+        return len(flights) < num_windows and flights.may_go_on and self.drafts.can_go_on(sequence)
 
     def _count_passed_over(self, snapshot: ScheduleSnapshot, plan: StepPlan) -> int:
         """As `RequestTable.note_plan`. Returns: how many could be in this step's round and are not."""

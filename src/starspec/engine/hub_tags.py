@@ -86,10 +86,16 @@ class HubTags:
         self._num_sequences = self._num_ready(batch)
         messages: list[TargetToHub] = []
         self.hub.end_paused_step()
-        running = [each for each, added in zip(batch, emitted, strict=True) if added.finish is None]
+        running = []
         for sequence, added in zip(batch, emitted, strict=True):
-            if sequence.key in self.at_hub.by_request:
-                self.lengths.learn(sequence, added, drafted.get(sequence.key, 0))
+            at_hub = self.at_hub.by_request.get(sequence.key)
+            if at_hub is None:
+                continue
+            self.lengths.learn(sequence, added, drafted.get(sequence.key, 0))
+            if added.num_right is not None:
+                at_hub.tag.retract(len(sequence.token_ids) - len(added.token_ids) + added.num_right)
+            if added.finish is None and not at_hub.is_ahead(added):
+                running.append(sequence)
         budgets = self._budgets_of(running)
         for sequence, added in zip(batch, emitted, strict=True):
             at_hub = self.at_hub.by_request.get(sequence.key)
@@ -112,6 +118,24 @@ class HubTags:
         if not self.hub.may_open:
             asking = [each for each in asking if each.tag.session.is_held]
         return self._chosen(asking)
+
+    def presume(self, sequences: Sequence[TargetSequence]) -> None:
+        """As Drafts. Effects: tells the hub what is presumed, as if it were committed, and asks for the next drafts."""
+        if self.hub.is_lost or self.hub.is_pausing:
+            return
+        known = [self.at_hub.by_request.get(each.key) for each in sequences]
+        asking = [each for each in known if each is not None and each.may_go_ahead]
+        messages: list[TargetToHub] = []
+        for at_hub, budget in self._chosen(asking).items():
+            if budget.num_draft_tokens:
+                messages += at_hub.ask(budget, self._clock())
+        self.hub.send(messages)
+
+    def retract(self, sequence: TargetSequence) -> None:
+        """All tokens behind the committed ones that the hub was told are not the target's, or not yet."""
+        at_hub = self.at_hub.by_request.get(sequence.key)
+        if at_hub is not None:
+            at_hub.tag.retract(len(sequence.token_ids))
 
     def close(self, sequence: TargetSequence) -> None:
         """The sequence has ended without a round. Effects: tells the hub."""
@@ -150,6 +174,7 @@ class HubTags:
         if tag.is_opening:
             self.hub.note_room()
         self.hub.note_prefilled(tag, has_drafted=not proposal.is_hopeless)
+        self._note_drafted(tag, proposal)
         tag.note_proposal(proposal, self._clock())
         is_useful = tag.draft() != EMPTY_TREE
         if is_useful:
@@ -159,6 +184,12 @@ class HubTags:
         else:
             at_hub = self.at_hub.by_tag[tag]
             self.hub.send(self._verdict(at_hub, self.lengths.last(at_hub.sequence)))
+
+    def _note_drafted(self, tag: HubTag, proposal: Proposal) -> None:
+        """Learn how long drafting takes."""
+        if proposal.token_ids and tag.is_awaited and not tag.is_opening:
+            seconds = self._clock() - tag.asked_s
+            self.hub.record.lessons.drafting.add(len(proposal.token_ids), seconds, proposal.service_s)
 
     def _note_answer(self, tag: HubTag, proposal: Proposal) -> None:
         self.hub.note_in_time()

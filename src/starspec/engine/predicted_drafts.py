@@ -79,6 +79,19 @@ class PredictedDrafts:
                 drafts.report([each for each, _ in part], [added for _, added in part])
         self._had_others = not all(map(_is_predicted, batch))
 
+    @property
+    def num_windows(self) -> int:
+        return self._others.num_windows
+
+    def presume(self, sequences: Sequence[TargetSequence]) -> None:
+        self._others.presume(_split(sequences).others)
+
+    def can_go_on(self, sequence: TargetSequence) -> bool:
+        return not _is_predicted(sequence) and self._others.can_go_on(sequence)
+
+    def retract(self, sequence: TargetSequence) -> None:
+        (self._predicted if _is_predicted(sequence) else self._others).retract(sequence)
+
     def close(self, sequence: TargetSequence) -> None:
         (self._predicted if _is_predicted(sequence) else self._others).close(sequence)
 

@@ -34,6 +34,11 @@ class LaunchedChunk(NamedTuple):
     def batch(self) -> list[TargetSequence]:
         return [self.sequence]
 
+    @property
+    def is_live(self) -> bool:
+        """No chunk stands on refused tokens."""
+        return True
+
 
 @dataclass(slots=True)
 class Prefiller:

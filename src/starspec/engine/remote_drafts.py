@@ -17,14 +17,14 @@ prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 from torch import Tensor
 
 from starspec.client.charging import Charging
 from starspec.config import SampleMethod
-from starspec.engine.drafts import NgramDrafts, RoundTimes
+from starspec.engine.drafts import NgramDrafts, RoundTimes, StepsOfWindows, is_launched
 from starspec.engine.hub_tags import HubTags
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestKey
@@ -79,7 +79,8 @@ class RemoteDrafts:
         self._hub, self._at_hub = self._tags.hub, self._tags.at_hub
         self._charging = Charging(account, clock, self._at_hub)
         self._round: Round | None = None  # the drafts that this round waited for; None = they show no usual cost
-        self._drafted: dict[RequestKey, int] = {}  # sequences in a round with a draft of the hub: steps requested
+        self._drafted = StepsOfWindows()  # 0 = no draft of the hub
+        self._lengths: list[int] = []  # tokens of the hub's drafts that were collected last
         self._gain = RoundGain(0, has_drafts=False)  # of the round that was reported last
 
     @property
@@ -119,7 +120,7 @@ class RemoteDrafts:
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         with self._charging:
             trees = self._collect(batch)
-        self._weigh(batch, trees)
+        self._weigh()
         return trees
 
     def _collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
@@ -129,52 +130,60 @@ class RemoteDrafts:
         asked = [at_hub.tag for at_hub in held if at_hub is not None and at_hub.tag.is_awaited]
         self._round, is_prefilling = None, self._hub.is_prefilling
         self._poll()
-        if self._is_plain_round_due(len(batch)):
+        if not any(each.flights for each in batch) and self._is_plain_round_due(len(batch)):
+            for sequence in batch:
+                self._drafted.launch(sequence, 0)
+            self._lengths = []
             return [EMPTY_TREE] * len(batch)
         waited = self._hub.wait(asked)
         self._stats.num_late_rounds += bool(waited.late)
         self._round = None if is_prefilling else waited.round
-        trees = [EMPTY_TREE if at_hub is None else at_hub.tag.draft() for at_hub in held]
-        self._drafted |= {
-            at_hub.sequence.key: at_hub.tag.num_left
-            for at_hub, tree in zip(held, trees, strict=True)
-            if at_hub is not None and tree != EMPTY_TREE
-        }
-        return trees if self._fallback is None else self._fallback.fill(batch, trees)
+        by_hub = [EMPTY_TREE if at_hub is None else at_hub.tag.draft() for at_hub in held]
+        self._lengths = [each.num_draft_tokens for each in by_hub if each != EMPTY_TREE]
+        trees = by_hub if self._fallback is None else self._fallback.fill(batch, by_hub)
+        for sequence, known, own, tree in zip(batch, held, by_hub, trees, strict=True):
+            if is_launched(sequence, tree):
+                num_steps = known.tag.num_left if known is not None and own != EMPTY_TREE else 0
+                self._drafted.launch(sequence, num_steps)
+        return trees
 
-    def _weigh(self, batch: Sequence[TargetSequence], trees: Sequence[DraftTree]) -> None:
+    def _weigh(self) -> None:
         """Learn what the hub has cost since the last round: messages, the wait, and what a hub on this thread did."""
         lessons, hub_s = self._hub.record.lessons, self._charging.take()
         if self._round is not None:
             lessons.note_round(self._round._replace(seconds=hub_s))
-        pairs = zip(batch, trees, strict=True)
-        lengths = [tree.num_draft_tokens for each, tree in pairs if each.key in self._drafted]
-        lessons.weigh_round(hub_s, lengths, is_prefilling=self._hub.is_prefilling)
+        lessons.weigh_round(hub_s, self._lengths, is_prefilling=self._hub.is_prefilling)
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
-        self._gain = self._gain_of(batch, emitted)
+        drafted = {each.key: self._drafted.land(each) or 0 for each in batch}
+        self._gain = _gain_of(batch, emitted, drafted)
         with self._charging:
-            self._tags.report(batch, emitted, self._drafted)
-        for sequence in batch:
-            self._drafted.pop(sequence.key, None)
+            self._tags.report(batch, emitted, drafted)
         if self._fallback is not None:
             self._fallback.report(batch, emitted)
 
-    def _gain_of(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> RoundGain:
-        """What the round that is reported had of the hub. Others may have begun since."""
-        by_hub = [added for each, added in zip(batch, emitted, strict=True) if each.key in self._drafted]
-        num_draft_tokens = sum(each.num_draft_tokens for each in emitted)
-        return RoundGain(
-            len(batch),
-            has_drafts=num_draft_tokens > 0,
-            drafted_share=sum(each.num_draft_tokens for each in by_hub) / max(1, num_draft_tokens),
-            num_gained=sum(len(each.token_ids) - 1 - each.num_forced for each in by_hub) / max(1, len(batch)),
-        )
+    @property
+    def num_windows(self) -> int:
+        return self._tags.lengths.plan.depth
+
+    def presume(self, sequences: Sequence[TargetSequence]) -> None:
+        with self._charging:
+            self._tags.presume(sequences)
+
+    def can_go_on(self, sequence: TargetSequence) -> bool:
+        at_hub = self._at_hub.by_request.get(sequence.key)
+        return at_hub is not None and at_hub.tag.draft() != EMPTY_TREE
+
+    def retract(self, sequence: TargetSequence) -> None:
+        self._drafted.forget(sequence)
+        if self._fallback is not None:
+            self._fallback.retract(sequence)
+        self._tags.retract(sequence)
 
     def close(self, sequence: TargetSequence) -> None:
         if self._fallback is not None:
             self._fallback.close(sequence)
-        self._drafted.pop(sequence.key, None)
+        self._drafted.forget(sequence)
         self._tags.close(sequence)
 
     def holds_back(self, sequence: TargetSequence) -> bool:
@@ -184,6 +193,7 @@ class RemoteDrafts:
     def note_round(self, times: RoundTimes) -> None:
         self._deadline.note_round(times.round_s, times.traversal_s)
         self._tags.lengths.end_round(times.num_tokens, times.traversal_s)
+        self._tags.lengths.plan_windows(times.pipeline, times.num_running)
         now, account = self._clock(), self._cost.account
         if self._cost.end_round(times.occupancy_s, self._gain, now) and account is not None:
             event = "the hub takes more time than its drafts save; it is asked for none for a while"
@@ -210,3 +220,17 @@ class RemoteDrafts:
         return self._cost.is_plain_round_due(
             num_sequences, self._clock(), is_hub_lost=self._hub.is_lost, is_speed_wanted=is_wanted
         )
+
+
+def _gain_of(
+    batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput], drafted: Mapping[RequestKey, int]
+) -> RoundGain:
+    """What the round that is reported had of the hub. Others may have begun since."""
+    by_hub = [added for each, added in zip(batch, emitted, strict=True) if drafted[each.key]]
+    num_draft_tokens = sum(each.num_draft_tokens for each in emitted)
+    return RoundGain(
+        len(batch),
+        has_drafts=num_draft_tokens > 0,
+        drafted_share=sum(each.num_draft_tokens for each in by_hub) / max(1, num_draft_tokens),
+        num_gained=sum(len(each.token_ids) - 1 - each.num_forced for each in by_hub) / max(1, len(batch)),
+    )

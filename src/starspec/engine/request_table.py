@@ -158,5 +158,5 @@ class RequestTable:
         for each in self._sequences.values():
             if each.state is SequenceState.RUNNING:
                 assert each.row is not None
-                assert self._cache.lengths[each.row] == len(each.token_ids) - 1
+                assert self._cache.lengths[each.row] == each.prefix_len - 1
         self._cache.check_integrity()

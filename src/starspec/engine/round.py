@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from starspec.engine.drafts import Drafts, RoundTimes
-from starspec.engine.sequence import RoundOutput, TargetSequence
+from starspec.engine.drafts import Drafts, RoundTimes, is_launched
+from starspec.engine.flights import Flight
+from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.grammars.matcher import FittedDraft
 from starspec.models.runner import Segment
 from starspec.speculation.tree import DraftTree
@@ -28,12 +29,18 @@ class LaunchedRound(NamedTuple):
     batch: Sequence[TargetSequence]
     proposals: Sequence[DraftTree]
     drafts: Sequence[FittedDraft]  # what grammars make of the proposals, and is verified
+    flights: Sequence[Flight]  # of these
     feature_layers: tuple[int, ...]
     wanted: Sequence[str]  # what each sequence's draft was to be: for traces
     started_s: float
     collected_s: float
     moved_s: float  # that moves of keys and values had taken before
     num_others: int  # rounds in flight when it was launched
+
+    @property
+    def is_live(self) -> bool:
+        """Whether not all of its windows stand on refused tokens."""
+        return not all(each.is_stale for each in self.flights)
 
 
 @dataclass(slots=True)
@@ -46,25 +53,62 @@ class RoundRunner:
     clock: Callable[[], float]
     trace: Tracer | None = None
 
-    def begin(self, batch: Sequence[TargetSequence], num_others: int) -> LaunchedRound:
+    def begin(
+        self, batch: Sequence[TargetSequence], num_others: int, *, are_presumed: bool = False
+    ) -> LaunchedRound | None:
         """Collect drafts, and launch one window for each sequence.
 
         Args:
-            batch: sequences of which none is in flight.
+            batch: sequences of which no window is in flight, or none on which no other could stand.
             num_others: launches in flight.
+            are_presumed: whether to draft on behind these windows before they have landed.
+        Returns: None if there is nothing to launch: those in flight have no draft any more.
         """
         started_s = self.clock()
-        trees = self.drafts.collect(batch)  # an empty one for each sequence without a proposal in time
-        proposals = [each.given_tree or tree for each, tree in zip(batch, trees, strict=True)]
+        collected = self.drafts.collect(batch)  # an empty tree for each sequence without a proposal in time
+        found = [each for each in zip(batch, collected, strict=True) if is_launched(*each)]
+        if not found:
+            return None
+        batch = [each for each, _ in found]
+        proposals = [each.given_tree or self._stand(each, tree) for each, tree in found]
         drafts = [self._fitted(each, proposal) for each, proposal in zip(batch, proposals, strict=True)]
         collected_s, moved_s = self.clock(), self.stats.batch.moved_s
         wanted = [each.length_choice for each in batch] if self.trace is not None else []
         windows = [_window(each, draft.tree) for each, draft in zip(batch, drafts, strict=True)]
         layers = self.drafts.feature_layers
         ticket = self.verifier.launch(windows, layers)
+        flights = [
+            each.flights.launch(tree, is_presumed=are_presumed and each.may_presume(tree))
+            for each, tree in zip(batch, (draft.tree for draft in drafts), strict=True)
+        ]
+        if are_presumed:
+            self.drafts.presume([each for each in batch if each.flights.may_go_on])
         return LaunchedRound(
-            ticket, batch, proposals, drafts, layers, wanted, started_s, collected_s, moved_s, num_others
+            ticket,
+            batch,
+            proposals,
+            drafts,
+            flights,
+            layers,
+            wanted,
+            started_s,
+            collected_s,
+            moved_s,
+            num_others,
         )
+
+    def _stand(self, sequence: TargetSequence, tree: DraftTree) -> DraftTree:
+        """If a window of the sequence is in flight, let the next one stand on it, and on the first token behind it.
+
+        Returns: the draft of the next window.
+        """
+        if not sequence.flights:
+            return tree
+        guess, row = tree.token_ids[0], sequence.row
+        assert row is not None
+        self.verifier.cache.commit(row, range(sequence.flights.stand_on(guess)))
+        self.stats.num_ahead_windows += 1
+        return tree.after([guess])
 
     def finish(self, launched: LaunchedRound, landed: Landed) -> list[tuple[TargetSequence, EngineOutput]]:
         """Commit what landed. Every sequence that has not ended meanwhile gains at least one token, or ends.
@@ -72,11 +116,12 @@ class RoundRunner:
         Effects: changes the sequences, their cache rows and the statistics; sends verdicts to the hub.
         """
         batch, round_outputs = [], []
-        told = zip(launched.batch, launched.proposals, launched.drafts, landed.verdicts, strict=True)
-        for sequence, proposal, draft, verdict in told:
-            if sequence.row is not None:
+        told = zip(launched.batch, launched.proposals, launched.drafts, launched.flights, landed.verdicts, strict=True)
+        for sequence, proposal, draft, flight, verdict in told:
+            self.stats.num_stale_windows += flight.is_stale
+            if sequence.row is not None and not flight.is_stale:
                 batch.append(sequence)
-                round_outputs.append(self._commit(sequence, proposal, draft, verdict))
+                round_outputs.append(self._commit(sequence, proposal, draft, flight, verdict))
         if not batch:
             return []  # what it took says nothing of rounds: nobody had it
         if launched.feature_layers != self.drafts.feature_layers:  # another hub was found meanwhile
@@ -104,7 +149,12 @@ class RoundRunner:
         return sequence.grammar.fit(proposal, max_forced_depth=sequence.num_remaining - 1 if may_force else 0)
 
     def _commit(
-        self, sequence: TargetSequence, proposal: DraftTree, draft: FittedDraft, verdict: Verdict
+        self,
+        sequence: TargetSequence,
+        proposal: DraftTree,
+        draft: FittedDraft,
+        flight: Flight,
+        verdict: Verdict,
     ) -> RoundOutput:
         """Extend a sequence by its verdict. Keep the keys and values of the root and of the accepted path.
 
@@ -113,9 +163,9 @@ class RoundRunner:
         result, num_drafted = verdict.result, draft.tree.num_draft_tokens
         added = sequence.extend(result.token_ids, _logprobs(verdict))
         added.note_draft(max(proposal.depths, default=0), draft.num_kept, verdict)
-        assert sequence.row is not None
+        added.is_presumed, added.num_right = flight.is_presumed, sequence.flights.land(flight, result.token_ids)
+        self._keep(sequence, flight, added, result.rows)
         num_emitted = len(added.token_ids)
-        self.verifier.cache.commit(sequence.row, result.rows[:num_emitted])
         num_relaxed = sum(index < num_emitted for index in result.relaxed)
         num_accepted = min(result.num_accepted, num_emitted)
         sequence.count_round(num_drafted, num_accepted, num_emitted, num_relaxed, self.clock())
@@ -127,6 +177,15 @@ class RoundRunner:
             self.stats.grammars.add_round(num_emitted, added.num_forced, sequence.grammar.take_spent_s())
         return added
 
+    def _keep(self, sequence: TargetSequence, flight: Flight, added: RoundOutput, rows: Sequence[int]) -> None:
+        """Let the cache row be what the sequence is now. Args: rows: of the tokens of its verdict."""
+        cache, row = self.verifier.cache, sequence.row
+        assert row is not None
+        if flight.guess is None:
+            cache.commit(row, rows[: len(added.token_ids)])
+        elif added.num_right is not None and sequence.state is SequenceState.RUNNING:
+            cache.truncate(row, len(sequence.token_ids) - 1)  # the next window stood on what was refused
+
     def _record_times(self, launched: LaunchedRound, verified_s: float) -> None:
         started_s, collected_s = launched.started_s, launched.collected_s
         self.stats.num_rounds += 1
@@ -136,7 +195,11 @@ class RoundRunner:
         num_tokens = sum(each.tree.num_draft_tokens + 1 for each in launched.drafts)
         traversal_s = verified_s - collected_s
         occupancy_s = traversal_s / (launched.num_others + 1)
-        self.drafts.note_round(RoundTimes(verified_s - started_s, traversal_s, occupancy_s, num_tokens))
+        pipeline, cache = self.verifier.pipeline, self.verifier.cache
+        num_running = cache.num_rows - cache.num_free_rows
+        self.drafts.note_round(
+            RoundTimes(verified_s - started_s, traversal_s, occupancy_s, num_tokens, pipeline, num_running)
+        )
         if self.trace is not None:
             self.trace.slice("wire", "wait", started_s, collected_s)
 
@@ -157,12 +220,16 @@ class RoundRunner:
 
 
 def _window(sequence: TargetSequence, tree: DraftTree) -> Window:
-    """The last committed token, whose keys and values are still missing, and the draft nodes below it."""
+    """The last token that is committed or presumed, whose keys and values are still missing, and the draft below it."""
     assert sequence.row is not None
     parents = None if tree.is_chain else (-1, *(parent + 1 for parent in tree.parents))
-    token_ids = (sequence.token_ids[-1], *tree.token_ids)
+    settled = sequence.flights.settled
+    root, counts = sequence.token_ids[-1], sequence.counts
+    if settled:
+        root, counts = settled[-1], counts.with_path(settled)
+    token_ids = (root, *tree.token_ids)
     segment = Segment(sequence.row, token_ids, num_logits=len(token_ids), parents=parents)
-    return Window(segment, Judge(sequence.law, tree, len(sequence.token_ids), sequence.counts, sequence.grammar))
+    return Window(segment, Judge(sequence.law, tree, sequence.prefix_len, counts, sequence.grammar))
 
 
 def _logprobs(verdict: Verdict) -> list[TokenLogprob]:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from starspec.engine.detokenize import Detokenizer
+from starspec.engine.flights import Flights
 from starspec.grammars.matcher import GrammarMatcher
 from starspec.ids import RequestId, RequestKey
 from starspec.policy.queue_turns import Sender
@@ -18,6 +19,7 @@ from starspec.sampling.counts import TokenCounts
 from starspec.sampling.logprobs import Score
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import COUPLED, AcceptanceRule, Relaxation
+from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.stats import RequestStats
 from starspec.windows.window import Law, Verdict
 from starspec.wire.messages import GRAMMAR_FAILED, EngineOutput, PromptLogprob, RequestSpec, TokenLogprob, Verified
@@ -52,6 +54,8 @@ class RoundOutput:
     num_draft_tokens: int = 0  # of this draft, as far as they were verified ...
     num_accepted: int = 0  # ... and how many of them were accepted
     num_forced: int = 0  # accepted tokens that were no part of the draft: a grammar forced them
+    is_presumed: bool = False  # the drafts went on behind this draft before it was verified
+    num_right: int | None = None  # tokens before the first other one than presumed; None = all that was presumed holds
     verified: Verified | None = None  # of a draft that the client gave
     divergences: tuple[float, ...] = ()  # of the target from the draft, at each verified position that states one
 
@@ -74,7 +78,8 @@ class TargetSequence:
     """A request from its arrival to its last token.
 
     While it is RUNNING, its cache row holds the keys and values of every committed token but the last. The last token
-    is the root of the next forward.
+    is the root of the next forward. While several windows of it are in flight, all this includes the presumed tokens on
+    which the last of them stands.
 
     Only methods of this class change its state. The engine, its rounds and the drafts say by them what has happened.
     """
@@ -109,6 +114,7 @@ class TargetSequence:
         self.prompt_len = len(spec.prompt_token_ids)
         self.max_len = max_len  # committed tokens at which the answer ends
         self.counts = TokenCounts(spec.prompt_token_ids, ())
+        self.flights = Flights()
         self.state = SequenceState.WAITING
         self.row: int | None = None
         self.stats = RequestStats(is_lossless=rule.is_lossless and is_exact)
@@ -140,6 +146,26 @@ class TargetSequence:
         """Whether its request lets anything draft for it, and has no draft of its own."""
         return self.spec.num_draft_tokens != 0 and self.given_tree is None
 
+    @property
+    def num_unplanned(self) -> int:
+        """Tokens that may still be generated behind those that are presumed, at least 1 while it runs."""
+        return self.num_remaining - len(self.flights.token_ids)
+
+    @property
+    def prefix_len(self) -> int:
+        """Tokens on which its newest window stands, committed or presumed: the position of that window's first draw."""
+        return len(self.token_ids) + self.flights.num_settled
+
+    def may_presume(self, tree: DraftTree) -> bool:
+        """Whether another window may stand on the draft of one that is about to be launched.
+
+        A path through a tree moves keys and values when it is committed, so nothing else of the tree would be left if
+        its presumption is wrong. Of a drawn draft hardly any guess is right. Nothing follows an end token.
+        """
+        is_free = self.grammar is None and self.given_tree is None
+        is_chain = tree != EMPTY_TREE and tree.is_chain and not tree.drafts
+        return is_free and is_chain and self._end_token_ids.isdisjoint(tree.token_ids)
+
     def admit(self, row: int, now: float) -> None:
         """It gets a cache row, so that its prompt can be forwarded."""
         self.row, self.admitted_s = row, now
@@ -156,6 +182,7 @@ class TargetSequence:
 
     def start_again(self) -> None:
         """Its row, if it has one, is empty again: its tokens must be forwarded."""
+        self.flights.clear()
         if self.row is not None:
             self._num_restarts += 1
             self.state = SequenceState.PREFILLING

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from starspec.cache.features import FeatureTail, are_readable, to_bytes
 from starspec.client.tag import HubTag
-from starspec.engine.sequence import SequenceState, TargetSequence
+from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.ids import RequestKey, Tag
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
+from starspec.speculation.tree import EMPTY_TREE
 from starspec.wire.messages import Features, Open, TargetToHub, Verdict, Welcome
 
 MAX_DATA_BYTES: Final = 512 * 1024  # of features in one frame; a frame may have twice as many bytes
@@ -79,7 +80,7 @@ class FeatureOutbox:
 
 
 class SequenceTokens:
-    """The committed tokens of a sequence, as a TokenSource."""
+    """The tokens of a sequence that a drafter goes on behind, as a TokenSource: the committed and the presumed ones."""
 
     def __init__(self, sequence: TargetSequence) -> None:
         self._sequence = sequence
@@ -89,10 +90,13 @@ class SequenceTokens:
         return self._sequence.prompt_len
 
     def __len__(self) -> int:
-        return len(self._sequence.token_ids)
+        return len(self._sequence.token_ids) + len(self._sequence.flights.token_ids)
 
     def token_ids(self, start: int = 0) -> list[int]:
-        return self._sequence.token_ids[start:]
+        committed, presumed = self._sequence.token_ids, self._sequence.flights.token_ids
+        if not presumed:
+            return committed[start:]
+        return [*committed[start:], *presumed[max(0, start - len(committed)) :]]
 
 
 @dataclass(slots=True, eq=False)
@@ -118,6 +122,16 @@ class SequenceAtHub:
         is_prefilled = self.sequence.state is not SequenceState.PREFILLING
         has_features = num_wanted > 0 and (not is_prefilled or self.features.reach(num_wanted))
         return not self.features.are_wanted or has_features
+
+    @property
+    def may_go_ahead(self) -> bool:
+        """Whether the hub may be told what is presumed, and be asked for more."""
+        is_free = self.tag.session.is_held and not self.tag.is_unanswered
+        return is_free and self.tag.draft() == EMPTY_TREE and self.sequence.num_unplanned > 1
+
+    def is_ahead(self, added: RoundOutput) -> bool:
+        """Whether the hub was asked, or has answered, for more than a window has added that has just landed."""
+        return bool(self.sequence.flights) or (added.is_presumed and self.tag.draft() != EMPTY_TREE)
 
     def stop_if_undraftable(self) -> None:
         """Forget a proposal that was requested during the prefill, if the features for it can never be sent.

@@ -46,6 +46,19 @@ class DraftsAround:
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         self._drafts.report(batch, emitted)
 
+    @property
+    def num_windows(self) -> int:
+        return self._drafts.num_windows
+
+    def presume(self, sequences: Sequence[TargetSequence]) -> None:
+        self._drafts.presume(sequences)
+
+    def can_go_on(self, sequence: TargetSequence) -> bool:
+        return self._drafts.can_go_on(sequence)
+
+    def retract(self, sequence: TargetSequence) -> None:
+        self._drafts.retract(sequence)
+
     def close(self, sequence: TargetSequence) -> None:
         self._drafts.close(sequence)
 

@@ -29,8 +29,18 @@ class PipePlan(NamedTuple):
     interval_s: float = 0.0  # between two launches of windows that stand on one another; faster ones would only queue
 
 
+ONE_WINDOW: Final = PipePlan(0, 1)
+
+
 def plan_windows(
-    pipeline: Pipeline, alpha: float, draft_s: float, max_draft_tokens: int, max_depth: int, num_sequences: int = 1
+    pipeline: Pipeline,
+    alpha: float,
+    draft_s: float,
+    max_draft_tokens: int,
+    max_depth: int,
+    num_sequences: int = 1,
+    *,
+    ask_s: float = 0.0,
 ) -> PipePlan:
     """The fastest length and depth.
 
@@ -38,6 +48,7 @@ def plan_windows(
         pipeline: as measured.
         alpha: probability that a draft token is accepted, below 1.
         draft_s: of one draft token.
+        ask_s: of a draft, whatever its length: messages and waits.
         max_draft_tokens: of one window.
         max_depth: windows in flight of one sequence, as many as the draft can feed.
         num_sequences: that share the pipe. Synchronous rounds have all of them in one forward. With windows in flight,
@@ -48,10 +59,10 @@ def plan_windows(
     if not pipeline.bottleneck_s(1):
         return PipePlan(min(1, max_draft_tokens), 1)
     lengths = range(max_draft_tokens + 1)
-    synchronous = max(_synchronous(pipeline, alpha, draft_s, each) for each in lengths)
+    synchronous = max(_synchronous(pipeline, alpha, draft_s, ask_s, each) for each in lengths)
     if max_depth == 1:
         return synchronous.plan
-    ahead = max(_in_flight(pipeline, alpha, draft_s, each, max_depth, num_sequences) for each in lengths)
+    ahead = max(_in_flight(pipeline, alpha, draft_s, ask_s, each, max_depth, num_sequences) for each in lengths)
     return (ahead if ahead.tokens_per_s >= MIN_GAIN * synchronous.tokens_per_s else synchronous).plan
 
 
@@ -60,15 +71,16 @@ class _Candidate(NamedTuple):
     plan: PipePlan
 
 
-def _synchronous(pipeline: Pipeline, alpha: float, draft_s: float, num: int) -> _Candidate:
-    return _Candidate(pipeline.tokens_per_s(alpha, num, 1, num * draft_s), PipePlan(num, 1))
+def _synchronous(pipeline: Pipeline, alpha: float, draft_s: float, ask_s: float, num: int) -> _Candidate:
+    drafting_s = num * draft_s + ask_s if num else 0.0
+    return _Candidate(pipeline.tokens_per_s(alpha, num, 1, drafting_s), PipePlan(num, 1))
 
 
 def _in_flight(
-    pipeline: Pipeline, alpha: float, draft_s: float, num: int, max_depth: int, num_sequences: int
+    pipeline: Pipeline, alpha: float, draft_s: float, ask_s: float, num: int, max_depth: int, num_sequences: int
 ) -> _Candidate:
-    interval_s = max(num_sequences * pipeline.bottleneck_s(num + 1), (num + 1) * draft_s)
-    round_s = pipeline.round_s(num, num * draft_s)
+    interval_s = max(num_sequences * pipeline.bottleneck_s(num + 1), (num + 1) * draft_s + ask_s)
+    round_s = pipeline.round_s(num, num * draft_s + ask_s)
     depth = max(1, min(max_depth, ceil(round_s / interval_s - 1e-9)))
     goes_on = alpha ** (num + 1)
     a_window_s = goes_on * max(interval_s, round_s / depth) + (1.0 - goes_on) * round_s

@@ -6,7 +6,7 @@ costs the same at 100 tokens and at 100,000.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -44,19 +44,22 @@ class NgramIndex:
                     self._follower[tuple(self._token_ids[end - size :])] = end
             self._token_ids.append(token_id)
 
-    def propose(self, num_tokens: int) -> list[int]:
+    def propose(self, num_tokens: int, presumed: Sequence[int] = ()) -> list[int]:
         """Copy the tokens after the most recent earlier occurrence of the longest suffix that has one.
 
         A copy that reaches the end of the sequence continues with its own first tokens, so a repeating text is
         continued for as long as requested.
 
+        Args:
+            presumed: tokens that may follow the committed ones; the copy follows them.
         Returns: `num_tokens` tokens, or none if no suffix has occurred before.
         """
-        known = len(self._token_ids)
+        token_ids = [*self._token_ids, *presumed] if presumed else self._token_ids
+        known = len(token_ids)
         for size in self._sizes:
-            if size < known and (start := self._follower.get(tuple(self._token_ids[known - size :]))) is not None:
+            if size < known and (start := self._follower.get(tuple(token_ids[known - size :]))) is not None:
                 period = known - start
-                return [self._token_ids[start + offset % period] for offset in range(num_tokens)]
+                return [token_ids[start + offset % period] for offset in range(num_tokens)]
         return []
 
 
@@ -87,9 +90,9 @@ class PromptLookup(Generic[Key]):
             self._indexes[key] = NgramIndex(*self._sizes)
         self._indexes[key].append(token_ids)
 
-    def propose(self, key: Key, num_tokens: int) -> list[int]:
+    def propose(self, key: Key, num_tokens: int, presumed: Sequence[int] = ()) -> list[int]:
         """As NgramIndex; nothing for an unknown sequence."""
-        return self._indexes[key].propose(num_tokens) if key in self._indexes else []
+        return self._indexes[key].propose(num_tokens, presumed) if key in self._indexes else []
 
     def forget(self, key: Key) -> None:
         """Drop a sequence's index. Idempotent."""

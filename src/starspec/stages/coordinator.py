@@ -16,6 +16,7 @@ from starspec.errors import ConfigError, LocalProtocolError
 from starspec.log_limit import LogLimit
 from starspec.models.runner import ModelInfo
 from starspec.policy.pipe_depth import PipeTimes
+from starspec.policy.traversal import Pipeline
 from starspec.stages.account import PipeAccount
 from starspec.stages.attach import Pipe
 from starspec.stages.frames import Frame, heard
@@ -108,6 +109,14 @@ class RemoteVerifier:
         if not self._members.is_up:
             return 0
         return self.traversals.num_rounds if self._depth is None else self._depth
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        return self.traversals.pipeline if self._depth is None else None
+
+    def num_windows(self, num_running: int, num_wanted: int) -> int:
+        """As Verifier. A given depth is shared by the sequences."""
+        return num_wanted if self._depth is None else max(1, self._depth // max(1, num_running))
 
     @property
     def refusal(self) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from starspec.config import BatchingMethod
 from starspec.models.runner import BatchRunner
+from starspec.policy.traversal import Pipeline
 from starspec.sampling.logprobs import scores
 from starspec.windows.batching import PARTS
 from starspec.windows.judging import Judging, judge
@@ -25,6 +26,7 @@ class LocalVerifier:
     depth = 1
     refusal: str | None = None
     pipe = None
+    pipeline: Pipeline | None = None
 
     def __init__(self, runner: BatchRunner, method: BatchingMethod = "ragged", judge: Judging = judge) -> None:
         self.runner = runner
@@ -34,6 +36,9 @@ class LocalVerifier:
         self._judge = judge
         self._tickets = itertools.count()
         self._landed: list[Landed] = []
+
+    def num_windows(self, num_running: int, num_wanted: int) -> int:  # noqa: ARG002 (of the interface)
+        return 1
 
     def launch(self, windows: Sequence[Window], feature_layers: Sequence[int] = ()) -> Ticket:
         output = self.runner.forward([each.segment for each in windows], feature_layers)

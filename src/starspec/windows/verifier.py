@@ -9,6 +9,7 @@ from torch import Tensor
 
 from starspec.cache.kv_cache import KVCache
 from starspec.models.runner import ModelInfo
+from starspec.policy.traversal import Pipeline
 from starspec.sampling.logprobs import Score
 from starspec.stats import PipeStats
 from starspec.windows.window import Verdict, Window
@@ -37,8 +38,10 @@ class Verifier(Protocol):
     """Verifies windows, here or elsewhere. It knows no requests, only cache rows.
 
     A launch forwards its windows behind the rows' lengths and commits nothing: the engine commits once it has landed,
-    with `cache.commit`. Until then it launches no other window of these rows. A row may be freed meanwhile, and leased
-    again: launches take effect in their order.
+    with `cache.commit`. Until then it launches no other window of these rows, unless `num_windows` allows it: it then
+    commits a chain before its verdict has landed, and takes back what was refused with `cache.truncate`. What stood on
+    that is to be ignored when it lands. A row may be freed meanwhile, and leased again: launches take effect in their
+    order.
     """
 
     @property
@@ -52,6 +55,20 @@ class Verifier(Protocol):
         """How many launches are worth having in flight; beside a round there may be one more, for a prompt's chunk.
 
         0: launch nothing now, and poll.
+        """
+        ...
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """What a traversal takes, as measured; None = nothing travels, or the depth is given."""
+        ...
+
+    def num_windows(self, num_running: int, num_wanted: int) -> int:
+        """How many windows of one sequence may be in flight, each standing on the one before; 1 = only one.
+
+        Args:
+            num_running: sequences that share what may be in flight.
+            num_wanted: as many as pay, as far as is known.
         """
         ...
 

@@ -1,0 +1,80 @@
+"""The engine over stages in virtual time chooses by itself how many windows of a sequence are in flight."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from toy_hub import ToyHub
+
+from starspec.bench.shard.virtual_pipe import VOCAB, VirtualPipe, true_token
+from starspec.config import TargetConfig
+from starspec.engine.engine import TargetEngine
+from starspec.engine.remote_drafts import RemoteDrafts
+from starspec.ids import RequestId
+from starspec.policy.length.fixed import FixedLength
+from starspec.policy.traversal import Pipeline, StageTime
+from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.budget import DraftBudget
+from starspec.stats import TargetStats
+from starspec.wire.messages import RequestSpec
+
+FOUR = Pipeline.even(4, StageTime(one_s=0.01), 0.05)  # a traversal takes 0.24 s
+DRAFT_S = 0.001  # of a token
+NUM_TOKENS = 240
+
+
+class Words:
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        return "w" * len(token_ids)
+
+
+class TrueHub(ToyHub):
+    """Drafts what the virtual stages emit, mostly. Its clock is the pipe's."""
+
+    def __init__(self, pipe: VirtualPipe, alpha: float) -> None:
+        super().__init__(pipe)  # type: ignore[arg-type]
+        self.token_s = DRAFT_S
+        self._alpha = alpha
+        self._rng = random.Random(3)
+
+    def guess(self, path: list[int]) -> int:
+        truth = true_token(len(path))
+        return truth if self._rng.random() < self._alpha else (truth + 1) % VOCAB
+
+
+def speed(
+    alpha: float, depth: int | None, num_streams: int = 1, num_draft_tokens: int = 8
+) -> tuple[float, TargetStats]:
+    """Tokens a second of all streams. Args: depth: of the verifier; None = as measured."""
+    pipe = VirtualPipe(FOUR, num_streams, NUM_TOKENS + 200)
+    stats, policy = TargetStats(), FixedLength(DraftBudget.chain(num_draft_tokens))
+    drafts = RemoteDrafts(TrueHub(pipe, alpha), policy, stats, pipe.clock, deadline_s=1.0)
+    engine = TargetEngine(pipe.verifier(depth), Words(), drafts, TargetConfig(), stats, pipe.clock)
+    got: dict[str, list[int]] = {}
+    for number in range(num_streams):
+        spec = RequestSpec([true_token(0)], SamplingSpec(temperature=0.0), max_tokens=NUM_TOKENS)
+        engine.submit(RequestId(f"r{number}"), spec)
+    while engine.has_work:
+        for key, output in engine.step().items():
+            got.setdefault(key.request_id, []).extend(output.token_ids)
+        engine.check_integrity()
+    truth = [true_token(each) for each in range(1, NUM_TOKENS + 1)]
+    assert all(each == truth for each in got.values())
+    return num_streams * NUM_TOKENS / pipe.now, stats
+
+
+def test_where_drafts_are_good_windows_in_flight_come_near_to_the_bound() -> None:
+    synchronous, _ = speed(0.9, 1)
+    in_flight, stats = speed(0.9, None)
+    assert stats.num_ahead_windows > 30
+    assert in_flight > 1.1 * synchronous
+    assert in_flight > 0.6 * FOUR.most_tokens_per_s(0.9)
+
+
+@pytest.mark.parametrize("num_streams", [1, 4])
+def test_where_drafts_are_bad_rounds_stay_synchronous(num_streams: int) -> None:
+    synchronous, _ = speed(0.3, 1, num_streams)
+    in_flight, stats = speed(0.3, None, num_streams)
+    assert stats.num_ahead_windows < 30
+    assert in_flight > 0.98 * synchronous
