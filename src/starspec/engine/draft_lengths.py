@@ -99,7 +99,7 @@ class DraftLengths:
 
         about = [lessons, num_sequences, *(each.key for each in sequences)]
         chosen = self._choices.choose(about, snapshot, is_urgent=bool(to_prefill))
-        self._longest_chain = max((each.budget.num_steps for each in chosen if each.budget.is_chain), default=0)
+        self._note_longest(sequences, chosen)
         for sequence, history, choice in zip(sequences, histories, chosen, strict=True):
             budget = choice.budget.limited(num_steps=self._most_steps(sequence))
             history.choice = choice._replace(budget=budget.stating(sequence.rule.num_stated))
@@ -134,6 +134,15 @@ class DraftLengths:
         costs = self._costs_with(self._lessons())
         costs.add_step(num_tokens, verify_s)
         costs.end_step()
+
+    def _note_longest(self, sequences: Sequence[TargetSequence], chosen: Sequence[Choice]) -> None:
+        """Note the longest chain that the policy wants. Where an answer ends soon, it may want less than pays."""
+        lengths = [
+            choice.budget.num_steps
+            for sequence, choice in zip(sequences, chosen, strict=True)
+            if choice.budget.is_chain and choice.budget.num_steps < sequence.num_unplanned - 1
+        ]
+        self._longest_chain = max(lengths, default=self._longest_chain)
 
     def plan_windows(self, pipeline: Pipeline | None, num_running: int) -> None:
         """Choose how many windows of one sequence should be in flight, and how long their drafts should be at most.

@@ -163,7 +163,8 @@ class TargetSequence:
         its presumption is wrong. Of a drawn draft hardly any guess is right. Nothing follows an end token.
         """
         is_free = self.grammar is None and self.given_tree is None
-        is_chain = tree != EMPTY_TREE and tree.is_chain and not tree.drafts
+        is_drafted = tree != EMPTY_TREE or bool(self.flights)  # a guess is a draft, too
+        is_chain = is_drafted and tree.is_chain and not tree.drafts
         return is_free and is_chain and self._end_token_ids.isdisjoint(tree.token_ids)
 
     def admit(self, row: int, now: float) -> None:
