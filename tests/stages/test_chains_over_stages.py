@@ -201,6 +201,14 @@ def test_a_row_that_is_full_takes_no_more_windows() -> None:
     assert life.ends == {"r0": "length"}
 
 
+def test_chunks_of_a_prompt_follow_one_another_and_the_first_round_follows_them() -> None:
+    life = Life(random.Random(1), depth=1)
+    life.submit([each % VOCAB for each in range(41)], SAMPLINGS[0], 1)  # 8 chunks, and a traversal takes 0.15 s or more
+    life.run()
+    life.check()
+    assert life.pipe.now < 1.0
+
+
 def test_lost_windows_leave_nothing_presumed() -> None:
     life = Life(random.Random(1), num_stages=3)
     life.submit([1, 2, 3], SAMPLINGS[2], 40)

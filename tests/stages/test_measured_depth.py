@@ -9,13 +9,14 @@ from toy_hub import ToyHub
 
 from starspec.bench.shard.virtual_pipe import VOCAB, VirtualPipe, true_token
 from starspec.config import TargetConfig
-from starspec.engine.engine import TargetEngine
+from starspec.engine.engine import MAX_CHUNKS, MAX_IN_FLIGHT, TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.ids import RequestId
 from starspec.policy.length.fixed import FixedLength
 from starspec.policy.traversal import Pipeline, StageTime
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
+from starspec.stages.inbox import MAX_QUEUED
 from starspec.stats import TargetStats
 from starspec.wire.messages import RequestSpec
 
@@ -70,6 +71,25 @@ def test_where_drafts_are_good_windows_in_flight_come_near_to_the_bound() -> Non
     assert stats.num_ahead_windows > 30
     assert in_flight > 1.1 * synchronous
     assert in_flight > 0.6 * FOUR.most_tokens_per_s(0.9)
+
+
+def test_so_many_windows_are_never_in_flight_that_a_stage_which_pauses_could_not_keep_them() -> None:
+    pipe = VirtualPipe(Pipeline.even(2, StageTime(one_s=0.001), 1.0), 4, NUM_TOKENS + 200)
+    drafts = RemoteDrafts(TrueHub(pipe, 1.0), FixedLength(DraftBudget.chain(1)), TargetStats(), pipe.clock)
+    verifier = pipe.verifier(400)
+    engine = TargetEngine(verifier, Words(), drafts, TargetConfig(), TargetStats(), pipe.clock)
+    for number in range(4):
+        spec = RequestSpec([true_token(0)], SamplingSpec(temperature=0.0), max_tokens=NUM_TOKENS)
+        engine.submit(RequestId(f"r{number}"), spec)
+    most = 0
+    while engine.has_work and most < MAX_IN_FLIGHT:
+        engine.step()
+        most = max(most, verifier.num_in_flight)
+    while engine.has_work:
+        engine.step()
+        assert verifier.num_in_flight <= MAX_IN_FLIGHT + MAX_CHUNKS
+    assert most == MAX_IN_FLIGHT
+    assert MAX_IN_FLIGHT + MAX_CHUNKS < MAX_QUEUED
 
 
 @pytest.mark.parametrize("num_streams", [1, 4])

@@ -33,6 +33,8 @@ from starspec.wire.messages import EngineOutput, RequestSpec
 
 NO_GRAMMARS = "this target cannot hold answers to a grammar: a model in stages cannot, nor can old versions"
 RATE_WINDOW_S = 5.0
+MAX_CHUNKS = 4  # of prompts in flight, beside rounds
+MAX_IN_FLIGHT = 48  # launches, stale ones too: they all wait at a stage that pauses, and it keeps no more than 64
 LANDING_WAIT_S = 0.01  # so long a step waits for verdicts; then it looks at its hub and its gateways again
 
 
@@ -211,32 +213,36 @@ class TargetEngine:
         if self._in_flight or not self.verifier.depth:
             self.drafts.poll()
         self._land(0.0)
-        if not (self._has_room_in_flight and self._launch()) and (self._in_flight or not self.verifier.depth):
+        if not self._launch() and (self._in_flight or not self.verifier.depth):
             self._land(LANDING_WAIT_S)
         return self._take_outputs()
 
     def _launch(self) -> bool:
-        """Returns: whether there was something to launch."""
+        """Returns: whether there was something to launch, and room for it in flight."""
         self._at_work = ()
+        can_round, can_prefill = self._can_launch_round, self._can_launch_chunk
+        if not (can_round or can_prefill):
+            return False
         started_s = self._clock()
-        snapshot = self._snapshot()
+        snapshot = self._snapshot(can_round=can_round)
         plan = self._scheduler.choose(snapshot)
         num_left_out = self._count_passed_over(snapshot, plan)
         scheduled_s = self._clock()
         if plan.admit:
             self.drafts.open(self._requests.admit(plan.admit, self._clock()))
-        if plan.prefill is not None:
-            self._launch_chunk(self._requests[plan.prefill])
+        prefill = plan.prefill if can_prefill else None
+        if prefill is not None:
+            self._launch_chunk(self._requests[prefill])
         if not plan.decode:
             self.drafts.poll()
-            return plan.prefill is not None
+            return prefill is not None
         batch = self._requests.sorted_by_row(plan.decode)
         if not batch:  # all was lost just now
             return True
         self._at_work = batch
         launched = self._rounds.begin(batch, self._num_live, are_presumed=self._num_windows > 1)
         if launched is None:
-            return plan.prefill is not None
+            return prefill is not None
         self._in_flight[launched.ticket] = launched
         self._land(0.0)
         self.stats.batch.schedule_s += scheduled_s - started_s
@@ -265,7 +271,7 @@ class TargetEngine:
             if isinstance(launched, LaunchedChunk):
                 output = self._prefills.finish(launched, landed)
                 if output is not None:
-                    self._outputs[launched.sequence.key] = output
+                    self._add_output(launched.sequence.key, output)
             else:
                 self._finish_round(launched, landed)
 
@@ -302,7 +308,8 @@ class TargetEngine:
         if before is not None:
             logprobs = None if output.logprobs is None else [*(before.logprobs or []), *output.logprobs]
             token_ids, text = [*before.token_ids, *output.token_ids], before.text + output.text
-            output = replace(output, token_ids=token_ids, text=text, logprobs=logprobs)
+            scored = [*(before.prompt_logprobs or []), *(output.prompt_logprobs or [])] or None
+            output = replace(output, token_ids=token_ids, text=text, logprobs=logprobs, prompt_logprobs=scored)
         self._outputs[key] = output
 
     def _take_outputs(self) -> dict[RequestKey, EngineOutput]:
@@ -361,19 +368,30 @@ class TargetEngine:
         return sum(each.is_live for each in self._in_flight.values())
 
     @property
-    def _has_room_in_flight(self) -> bool:
-        """Whether more may be launched now."""
+    def _chunks(self) -> list[LaunchedChunk]:
+        """Those in flight."""
+        return [each for each in self._in_flight.values() if isinstance(each, LaunchedChunk)]
+
+    @property
+    def _can_launch_chunk(self) -> bool:
+        return self.verifier.depth > 0 and len(self._chunks) < MAX_CHUNKS
+
+    @property
+    def _can_launch_round(self) -> bool:
+        """Whether one more round may be in flight. Chunks are beside rounds."""
         depth, num_windows = self.verifier.depth, self._num_windows
         if depth and num_windows > 1:
             depth = max(depth, num_windows * self._requests.num_running)
-        return self._num_live < depth
+        return self._num_live - len(self._chunks) < depth and len(self._in_flight) < MAX_IN_FLIGHT
 
-    def _snapshot(self) -> ScheduleSnapshot:
+    def _snapshot(self, *, can_round: bool) -> ScheduleSnapshot:
+        """Args: can_round: whether a round may be launched."""
         num_windows = self._num_windows
-        busy = {each.sequence for each in self._in_flight.values() if isinstance(each, LaunchedChunk)}
+        chunks = {each.sequence for each in self._chunks if each.is_last}  # wait for features, or are RUNNING
+        busy = {each for each in chunks if each.state is SequenceState.PREFILLING}
         running = [each for each in self._requests.with_rows if each.state is SequenceState.RUNNING]
-        for each in running if self._in_flight else ():
-            if not self._may_launch(each, num_windows):
+        for each in running:
+            if not can_round or (self._in_flight and not self._may_launch(each, num_windows)):
                 busy.add(each)
         return self._requests.snapshot(busy, self.verifier.depth if num_windows == 1 else 1)
 

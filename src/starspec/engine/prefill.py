@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from starspec.engine.drafts import Drafts
-from starspec.engine.sequence import TargetSequence
+from starspec.engine.sequence import SequenceState, TargetSequence
 from starspec.models.batch import MAX_DECODE_TOKENS
 from starspec.models.runner import Segment
 from starspec.tracing import Tracer
@@ -31,6 +31,11 @@ class LaunchedChunk(NamedTuple):
     started_s: float
 
     @property
+    def is_last(self) -> bool:
+        """Whether only the last token is left, for the first round: no token is committed before this has landed."""
+        return self.start + self.num_tokens == len(self.sequence.token_ids) - 1
+
+    @property
     def batch(self) -> list[TargetSequence]:
         return [self.sequence]
 
@@ -42,7 +47,10 @@ class LaunchedChunk(NamedTuple):
 
 @dataclass(slots=True)
 class Prefiller:
-    """Launches chunks, and commits them when they land. It holds no state of sequences.
+    """Launches chunks. It holds no state of sequences.
+
+    Nothing can refuse a chunk, so it is committed as soon as it is launched: the next one, or the first round, may
+    follow before it has landed. Only where drafts want its features, the first round waits for them.
 
     Chunk boundaries depend on the tokens of a sequence alone, so keys and values are bitwise equal in every batch.
     """
@@ -68,23 +76,26 @@ class Prefiller:
         started_s = self.clock()
         layers = self.drafts.feature_layers
         ticket = self.verifier.launch([_window(sequence, start, chunk)], layers)
-        return LaunchedChunk(ticket, sequence, start, len(chunk), layers, started_s)
+        self.verifier.cache.append(sequence.row, len(chunk))
+        launched = LaunchedChunk(ticket, sequence, start, len(chunk), layers, started_s)
+        if launched.is_last and not layers:
+            sequence.end_prefill()
+        return launched
 
     def finish(self, launched: LaunchedChunk, landed: Landed) -> EngineOutput | None:
-        """Commit a chunk, unless its sequence has ended meanwhile.
+        """A chunk has landed. If its sequence has not ended meanwhile, note its features.
 
         Returns: what the client gets of it, which are log-probabilities of its prompt; None if it wants none.
         """
         sequence = launched.sequence
         if sequence.row is None:
             return None
-        self.verifier.cache.append(sequence.row, launched.num_tokens)
         are_wanted = launched.feature_layers == self.drafts.feature_layers  # another hub may have been found meanwhile
         if landed.features is not None and are_wanted:
             self.drafts.add_prompt_features(sequence, launched.start, landed.features)
         if self.trace is not None:
             self.trace.slice("verify", "prefill", launched.started_s, self.clock(), num_tokens=launched.num_tokens)
-        if launched.start + launched.num_tokens == len(sequence.token_ids) - 1:
+        if launched.is_last and sequence.state is SequenceState.PREFILLING:
             sequence.end_prefill()
         return sequence.prompt_output(launched.start + 1, landed.scores) if landed.scores else None
 

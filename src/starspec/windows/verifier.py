@@ -40,8 +40,8 @@ class Verifier(Protocol):
     A launch forwards its windows behind the rows' lengths and commits nothing: the engine commits once it has landed,
     with `cache.commit`. Until then it launches no other window of these rows, unless `num_windows` allows it: it then
     commits a chain before its verdict has landed, and takes back what was refused with `cache.truncate`. What stood on
-    that is to be ignored when it lands. A row may be freed meanwhile, and leased again: launches take effect in their
-    order.
+    that is to be ignored when it lands. Chunks of prompts are committed as soon as they are launched. A row may be
+    freed meanwhile, and leased again: launches take effect in their order.
     """
 
     @property
@@ -52,7 +52,7 @@ class Verifier(Protocol):
 
     @property
     def depth(self) -> int:
-        """How many launches are worth having in flight; beside a round there may be one more, for a prompt's chunk.
+        """How many rounds are worth having in flight; beside them there may be a few chunks of prompts.
 
         0: launch nothing now, and poll.
         """
