@@ -375,3 +375,10 @@ def test_progress_is_shown_unless_it_is_turned_off(monkeypatch, capsys) -> None:
     with llm_of("draft", use_tqdm=False) as llm:
         llm.generate([[1], [2]], GREEDY)
         assert capsys.readouterr().err == ""
+
+
+def test_a_pair_of_which_one_is_not_named_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="the name of a model is empty"):
+        LLM("")
+    with pytest.raises(ConfigError, match="the name of a model is empty"):
+        LLM("synthetic:", speculative_config={"model": ""})
