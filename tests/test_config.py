@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -9,6 +10,7 @@ import pytest
 
 from starspec.config import GatewayConfig, SpeculativeConfig
 from starspec.config.model import check_there
+from starspec.config.speculative import CONFIDENCE, DOUBT
 from starspec.draft_methods import DRAFT_METHODS, DraftMethod
 from starspec.errors import ConfigError
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
@@ -34,7 +36,24 @@ from starspec.speculation.budget import NO_DRAFT, DraftBudget
     ],
 )
 def test_tree_keys_mean_what_they_mean_in_sglang(values: dict, budget: DraftBudget) -> None:
-    assert SpeculativeConfig.from_mapping(values).budget == budget
+    is_goodput = "length" not in values and budget.num_draft_tokens > 0
+    doubt = budget.p_min or (DOUBT if is_goodput else 0.0)  # the policy's, unless it is given
+    assert SpeculativeConfig.from_mapping(values).budget == replace(budget, p_min=doubt)
+
+
+@pytest.mark.parametrize(
+    ("values", "p_min"),
+    [
+        ({}, DOUBT),
+        ({"draft_p_min": 0.6}, 0.6),
+        ({"rejection_sample_method": "rejection"}, 0.0),
+        ({"method": "ngram"}, 0.0),
+        ({"length": {"policy": "fixed"}}, 0.0),
+        ({"length": {"policy": "confidence"}}, CONFIDENCE),
+    ],
+)
+def test_drafts_end_in_doubt_as_the_policy_has_it(values: dict, p_min: float) -> None:
+    assert SpeculativeConfig.from_mapping(values).budget.p_min == p_min
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ Policy = Literal["goodput", "fixed", "confidence", "adaedl", "dsde"]
 DEPTHS: Final[Mapping[Policy, int]] = {"goodput": 8, "fixed": 4, "confidence": 8, "adaedl": 8, "dsde": 4}
 TREE_DEPTH: Final = 4  # deeper trees need as many forwards as deeper chains, for paths that are rarely right
 CONFIDENCE: Final = 0.4  # `draft_p_min` under policy "confidence" if none is given
+DOUBT: Final = 0.3  # the same under policy "goodput"
 NUM_STATED: Final = 16  # likeliest tokens after each node, from which policy "dsde" learns the divergence
 
 
@@ -131,13 +132,24 @@ class SpeculativeConfig:
     def budget(self) -> DraftBudget:
         """What a round asks for. `num_draft_tokens` counts the root here, as in SGLang, and not there."""
         policy, num_steps = self.length.policy, self.depth
-        p_min = self.draft_p_min or (CONFIDENCE if policy == "confidence" else 0.0)
+        p_min = self.draft_p_min or self._usual_p_min
         num_stated = NUM_STATED if policy == "dsde" else 0
         if self.eagle_topk == 1 or num_steps == 0:
             return replace(DraftBudget.chain(num_steps, p_min), num_stated=num_stated)
         num_nodes = MAX_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens - 1
         tree = DraftBudget(num_nodes, num_steps, self.eagle_topk, p_min, num_stated=num_stated)
         return replace(tree, num_draft_tokens=min(num_nodes, tree.max_nodes))
+
+    @property
+    def _usual_p_min(self) -> float:
+        """Where a draft ends in doubt, if nothing is said about it.
+
+        What was drawn for rejection sampling may be unlikely and yet be accepted.
+        """
+        if self.length.policy == "confidence":
+            return CONFIDENCE
+        is_told = self.traits.knows_probabilities and self.rejection_sample_method == "coupled" and self.depth > 0
+        return DOUBT if self.length.policy == "goodput" and is_told else 0.0
 
     @property
     def depth(self) -> int:

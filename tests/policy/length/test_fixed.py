@@ -85,7 +85,7 @@ def test_each_sequence_of_a_round_has_a_budget_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("policy", "made"),
     [
-        ("goodput", Goodput(DraftBudget.chain(8))),
+        ("goodput", Goodput(DraftBudget.chain(8, 0.3))),
         ("fixed", FixedLength(DraftBudget.chain(4))),
         ("confidence", FixedLength(DraftBudget.chain(8, 0.4))),
         ("adaedl", AdaEdl(DraftBudget.chain(8))),
@@ -98,15 +98,18 @@ def test_the_config_names_the_policy(policy: str, made: LengthPolicy) -> None:
     assert chosen.default == made
 
 
-@pytest.mark.parametrize(("policy", "make", "depth"), [("goodput", Goodput, 8), ("fixed", FixedLength, 4)])
-def test_a_table_bounds_any_policy(policy: str, make: Callable[[DraftBudget], LengthPolicy], depth: int) -> None:
+@pytest.mark.parametrize(
+    ("policy", "make", "most"),
+    [("goodput", Goodput, DraftBudget.chain(8, 0.3)), ("fixed", FixedLength, DraftBudget.chain(4))],
+)
+def test_a_table_bounds_any_policy(policy: str, make: Callable[[DraftBudget], LengthPolicy], most: DraftBudget) -> None:
     config = SpeculativeConfig.from_mapping(
         {"num_speculative_tokens_per_batch_size": [[1, 1, 5], [2, 8, 3]], "length": {"policy": policy}}
     )
     rows = (BatchSizes(1, 1, 5), BatchSizes(2, 8, 3))
     chosen = make_policy(config)
     assert isinstance(chosen, ByRequest)
-    assert chosen.default == ByBatchSize(make, DraftBudget.chain(depth), rows)
+    assert chosen.default == ByBatchSize(make, most, rows)
 
 
 @pytest.mark.parametrize(("num_sequences", "length"), [(1, 5), (2, 3), (6, 3), (7, 4), (16, 0)])

@@ -137,3 +137,11 @@ def test_a_tree_keeps_its_width(top_k: int) -> None:
         )
     )
     assert (chosen.budget.num_steps, chosen.budget.top_k) == (6, top_k)
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2, 5])
+def test_sequences_that_share_draft_steps_share_the_doubt_that_ends_them(num_sequences: int) -> None:
+    sequences = [SequenceSnapshot(max_remaining_tokens=99, acceptance=accepted(1.0)) for _ in range(num_sequences)]
+    snapshot = RoundSnapshot(sequences=sequences, num_sequences=num_sequences, costs=known())
+    choices = Goodput(DraftBudget.chain(8, 0.3)).choose(snapshot)
+    assert [each.budget.p_min for each in choices] == [pytest.approx(0.3 / num_sequences)] * num_sequences

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from starspec.bench.length.simulation import Scene, Simulation
+from starspec.config.speculative import DOUBT
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
 from starspec.harness.table import Block, Column, Table
@@ -49,7 +50,7 @@ class WithoutWaits:
 
 
 POLICIES: Final[dict[str, LengthPolicy]] = {
-    "goodput": Goodput(MOST),
+    "goodput": Goodput(DraftBudget.chain(MOST.num_steps, DOUBT)),
     "dsde": Dsde(DraftBudget.chain(5)),
     "adaedl": AdaEdl(MOST),
     "confidence": FixedLength(DraftBudget.chain(MOST.num_steps, P_MIN)),

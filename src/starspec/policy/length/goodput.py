@@ -10,7 +10,7 @@ for only if that pays until its end. What cannot be known without trying is trie
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -41,7 +41,8 @@ class Goodput:
     `RoundSnapshot.trials`. A request's own depth is kept, whatever it costs; it counts when the others are weighed.
 
     Args:
-        budget: the most to ask for. A tree keeps its width, and becomes less deep.
+        budget: the most to ask for. A tree keeps its width, and becomes less deep. `p_min` is for a sequence that
+            drafts alone: sequences share a draft step, so it is divided among those that draft.
     """
 
     budget: DraftBudget
@@ -81,7 +82,8 @@ class _Round:
         """What to ask for, for each sequence."""
         lengths = self._lengths()
         self._trials.deepest = max(self._trials.deepest, *lengths)
-        return [self._choice_of(index, length) for index, length in enumerate(lengths)]
+        choices = [self._choice_of(index, length) for index, length in enumerate(lengths)]
+        return _sharing_doubt(choices, sum(map(bool, lengths))) if self._budget.p_min else choices
 
     def _choice_of(self, index: int, length: int) -> Choice:
         if self._are_asked[index]:
@@ -342,6 +344,16 @@ class _Round:
         gained = float((drafted * np.array(self._rates)[:, None] ** (depths + 1)).sum())
         wait_s = self._costs.rounds.cost.at_most(num_steps, num_nodes) if num_nodes else 0.0
         return self._costs.steps.at_most(self._num + num_nodes) + wait_s - (1.0 + gained / self._num) * self._plain_s()
+
+
+def _sharing_doubt(choices: Sequence[Choice], num_drafting: int) -> list[Choice]:
+    """A draft step that is worth little to one sequence may be worth it to all that share it."""
+    return [
+        each._replace(budget=replace(each.budget, p_min=each.budget.p_min / num_drafting))
+        if each.budget.num_draft_tokens
+        else each
+        for each in choices
+    ]
 
 
 def _num_nodes(budget: DraftBudget, depth: int) -> int:
