@@ -6,13 +6,13 @@ A hub that runs ahead computes while the target does, so it gets a process of it
 from __future__ import annotations
 
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from starspec.cache.memory import check_together, machine_bytes
 from starspec.child_hub import ChildHub, ChildHubDrafts
-from starspec.config import HubConfig, ModelConfig, RemoteConfig, SpeculativeConfig
+from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
 from starspec.draft_methods import drafts_itself
 from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
 from starspec.engine.remote_drafts import RemoteDrafts
@@ -56,7 +56,7 @@ def local_drafts(
     """
     if speculative is None:
         return NoDrafts()
-    _check_remote(speculative.remote)
+    speculative.remote.check_unused()
     policy = make_policy(speculative, max_num_seqs)
     own = own_drafts(speculative.method, speculative, policy, stats)
     if own is not None:
@@ -79,7 +79,7 @@ def check_drafts(
     """
     if speculative is None:
         return
-    _check_remote(speculative.remote)
+    speculative.remote.check_unused()
     if drafts_itself(speculative.method):
         return
     draft = _resolved(target.model, speculative, tokenizer or load_tokenizer(target.model))
@@ -116,19 +116,9 @@ def _check_draft(model: ModelConfig, target: str, draft: DraftSpec) -> int:
     return check_loadable(model) if draft.head is None else check_head(model, target, draft.config)
 
 
-def _check_remote(remote: RemoteConfig) -> None:
-    """Raises: ConfigError that names the fields that were set: none has an effect without a hub elsewhere."""
-    given = [f"remote.{each.name}" for each in fields(remote) if getattr(remote, each.name) != each.default]
-    if given:
-        raise ConfigError(
-            f"{', '.join(given)}: for target servers with a hub elsewhere, without effect in one process; leave it out,"
-            " and give the draft's model, or method 'ngram'"
-        )
-
-
 def _resolved(target: str, speculative: SpeculativeConfig, tokenizer: Any) -> DraftSpec:
     """What drafts. Raises: ConfigError if it is elsewhere or not named; VocabularyMismatch."""
-    _check_remote(speculative.remote)
+    speculative.remote.check_unused()
     if speculative.model is None:
         raise ConfigError("speculative config: give the draft's model")
     draft = resolve_draft(speculative)

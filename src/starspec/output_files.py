@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,6 +111,9 @@ def why_full(descriptor: int) -> str | None:
             disk = os.fstatvfs(descriptor)
             if disk.f_blocks and not disk.f_bfree:
                 return os.strerror(errno.ENOSPC)
+            if not disk.f_blocks and stat.S_ISDIR(mode):  # no disk: the kernel's own files, or one that does not say
+                with tempfile.TemporaryFile(dir=f"/proc/self/fd/{descriptor}"):
+                    pass
     except OSError as error:
         return reason_of(error)
     return None

@@ -26,6 +26,9 @@ OTHERS_HEAD = ("--target", "HERE/small", "--draft", "HERE/head")
 NO_FIT = "does not fit its target: it takes features of size 64, and the target's are of size 32"
 NO_MODEL = "is an EAGLE head, which drafts for a model and is none: give it as the draft"
 SYNTHETIC = "synthetic model: unknown key 'vocabs'; did you mean 'vocab'?"
+TOO_LONG = "max_model_len 900000 is more than the 2048 tokens that"
+NO_CUDA = "device 'cuda:99' is not there"
+NO_WEIGHTS = "has no weights to quantize to int4: give quantization none, as with --draft-quantization none"
 
 LINES = {
     "generate: target": (("generate", "hi", "--target", "/nowhere"), NOWHERE),
@@ -41,6 +44,46 @@ LINES = {
     "generate: another model's head": (("generate", "hi", *OTHERS_HEAD), NO_FIT),
     "generate: head as target": (("generate", "hi", "--target", "HERE/head"), NO_MODEL),
     "generate: no name": (("generate", "hi", "--target", ""), "the name of a model is empty: give a"),
+    "generate: no CUDA": (("generate", "hi", "--target", "HERE/long", "--device", "cuda:99"), NO_CUDA),
+    "generate: context": (("generate", "hi", "--target", "HERE/long", "--max-model-len", "900000"), TOO_LONG),
+    "generate: context of the draft": (
+        ("generate", "hi", *TARGET, "--draft", "HERE/long", "--max-model-len", "900000"),
+        TOO_LONG,
+    ),
+    "generate: answer": (
+        ("generate", "hi", "--target", "HERE/long", "--max-tokens", "2048"),
+        "--max-tokens 2048 leaves no room for a prompt in this model's context of 2048 tokens",
+    ),
+    "generate: settings of a hub": (
+        ("generate", "hi", *PAIR, "--speculative-config", '{"remote": {"deadline_ms": 3}}'),
+        "remote.deadline_ms: for target servers with a hub elsewhere, without effect in one process",
+    ),
+    "verify: context": (("verify", "--target", "HERE/long", *DRAFT, "--max-model-len", "900000"), TOO_LONG),
+    "target: context": (("target", "--target", "HERE/long", "--port", "0", "--max-model-len", "900000"), TOO_LONG),
+    "target: no CUDA": (("target", "--target", "HERE/long", "--port", "0", "--device", "cuda:99"), NO_CUDA),
+    "stage: context": (
+        (
+            "stage",
+            "--target",
+            "HERE/long",
+            "--layers",
+            "0:1",
+            "--listen",
+            "tcp://127.0.0.1:0",
+            "--max-model-len",
+            "900000",
+        ),
+        TOO_LONG,
+    ),
+    "draft: context": (("draft", "--draft", "HERE/long", "--port", "0", "--max-model-len", "900000"), TOO_LONG),
+    "up: context": (("up", "HERE/long", "--port", "0", "--max-model-len", "900000"), TOO_LONG),
+    "up: ready file": (
+        ("up", *TARGET, "--port", "0", "--ready-file", "/proc/ready"),
+        "--ready-file: '/proc/ready' cannot be written",
+    ),
+    "bench pair: quantization": (("bench", "pair", *PAIR), NO_WEIGHTS),
+    "bench tree: quantization": (("bench", "tree", *PAIR), NO_WEIGHTS),
+    "verify: no CUDA": (("verify", "--target", "HERE/long", *DRAFT, "--device", "cuda:99"), NO_CUDA),
     "target: model": (("target", "--target", "/nowhere", "--port", "0"), NOWHERE),
     "target: head": (("target", "--target", "HERE/head", "--port", "0"), NO_MODEL),
     "target: hub": (
@@ -189,7 +232,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """All lines in one process. It ends with the first line that imports what is slow: the rest may take hours."""
     here = tmp_path_factory.mktemp("here")
     head, small = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}, {"hidden_size": 32}
-    for folder, content in (("broken", "{"), ("head", json.dumps(head)), ("small", json.dumps(small))):
+    long = {"hidden_size": 32, "max_position_embeddings": 2048}
+    configs = {"broken": "{", "head": json.dumps(head), "small": json.dumps(small), "long": json.dumps(long)}
+    for folder, content in configs.items():
         (here / folder).mkdir()
         (here / folder / "config.json").write_text(content)
     (here / "prompts.jsonl").write_text('{"turns": ["Hello"]}\n')

@@ -48,17 +48,17 @@ def test_a_stop_text_ends_the_answer(starspec) -> None:
 
 
 def test_a_prompt_that_cannot_run_is_one_sentence(starspec) -> None:
-    outcome = starspec(*ASK, "--max-model-len", "2")
+    outcome = starspec("generate", "Hello there", "--target", "synthetic:", "--max-model-len", "2")
     assert outcome.code == 1
     assert "context" in outcome.err.splitlines()[-1]
 
 
 def test_more_tokens_than_the_context_holds_are_refused_as_over_http(starspec) -> None:
-    outcome = starspec("generate", "bipa bigu", "--target", TARGET, "--max-tokens", "99999", "--max-model-len", "64")
+    outcome = starspec("generate", "bipa bigu", "--target", TARGET, "--max-tokens", "63", "--max-model-len", "64")
     assert outcome.out == ""
     assert outcome.err.splitlines()[-1] == (
-        "starspec: --max-tokens: this model's maximum context length is 64 tokens. However, you requested 100001 "
-        "tokens (2 in the prompt, 99999 in the completion). Please reduce the length of the prompt or --max-tokens."
+        "starspec: --max-tokens: this model's maximum context length is 64 tokens. However, you requested 65 "
+        "tokens (2 in the prompt, 63 in the completion). Please reduce the length of the prompt or --max-tokens."
     )
     assert outcome.code == 2
 

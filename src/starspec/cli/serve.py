@@ -40,7 +40,7 @@ from starspec.engine import checks as target_checks
 from starspec.errors import ConfigError
 from starspec.gateway import checks as gateway_checks
 from starspec.hub import checks as hub_checks
-from starspec.models.loading.checks import find_pair
+from starspec.models.loading.checks import check_settings, find_pair
 from starspec.models.loading.transformers_calls import hide_torch
 from starspec.models.resolve import resolve_draft
 from starspec.tracing import Tracer
@@ -182,15 +182,18 @@ def _check(config: ServerConfig) -> None:
             hub_checks.suited_to(draft, config.hub)
             target = config.target if draft.head is None else hub_checks.target_of_head(config.target)
             find_pair(target, config.speculative.model)
+            check_settings(config.draft)
         case TargetProcess():
             target_checks.keys_of(config.target)
             target_checks.check_stages(config.target)
             target_checks.check_hub(config.speculative)
             read_thresholds(config.target.relaxed_thresholds)
             find_pair(config.model.model)
+            check_settings(config.model)
         case StageProcess(stage=stage):
             keys_to_listen("stage", stage.keys, stage.host, stage.port, stage.insecure)
             find_pair(config.model.model)
+            check_settings(config.model)
         case GatewayProcess():
             gateway_checks.keys_of(config.gateway)
             gateway_checks.open_port(config.gateway.host, config.gateway.port).close()

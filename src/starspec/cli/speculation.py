@@ -110,13 +110,18 @@ class DraftOptions:
 
 
 def check_draft_is_named(speculative: SpeculativeConfig | None) -> None:
-    """Check what drafts in this process. Raises: ConfigError if it is told how to draft and has no model."""
+    """Check what drafts in this process.
+
+    Raises: ConfigError if it is told how to draft and has no model, or if there are settings for a hub elsewhere.
+    """
     if (
         speculative is not None
         and speculative.traits.needs_model
         and (speculative.model, speculative.remote) == (None, DEFAULTS.remote)
     ):
         raise ConfigError("options of drafting need a draft: give --draft MODEL, or --spec-method ngram")
+    if speculative is not None:
+        speculative.remote.check_unused()
 
 
 def _put(values: dict[str, Any], key: str, value: Any, flag: str, path: str) -> None:

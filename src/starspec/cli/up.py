@@ -39,7 +39,7 @@ from starspec.config.network import LOOPBACK
 from starspec.config.option import A_MODEL, MODELS, NONE_GIVEN, PROCESS
 from starspec.errors import ConfigError, StarspecError
 from starspec.hub.checks import suited_to
-from starspec.models.loading.checks import find_pair
+from starspec.models.loading.checks import check_settings, find_pair
 from starspec.models.resolve import resolve_draft
 from starspec.observe.trace import merge
 from starspec.output_files import write_whole
@@ -164,6 +164,7 @@ def up(
         config = replace(config, trace_folder=trace_folder)
         ports = _reserve(reservations, config)
         find_pair(model.model, speculative.model if speculative else None)  # once, before several processes do
+        check_settings(model, speculative.draft_model(config.draft) if speculative else None)
         specs = star_specs(config, ports, os.environ, num_cores=len(os.sched_getaffinity(0)))
         display = TableDisplay() if options.table and TableDisplay.is_possible() else LineDisplay()
         with display, _removed(options.ready_file):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, get_args
 
 from starspec.config.checks import at_least, build, check_words, is_probability, one_of, without_vllm_defaults
@@ -38,6 +38,15 @@ class RemoteConfig:
         check_words(self, "remote.")
         if self.deadline_ms is not None and self.deadline_ms <= 0:
             raise ConfigError(f"remote.deadline_ms must be positive, got {self.deadline_ms}")
+
+    def check_unused(self) -> None:
+        """Raises: ConfigError that names the fields that were set: none has an effect without a hub elsewhere."""
+        given = [f"remote.{each.name}" for each in fields(self) if getattr(self, each.name) != each.default]
+        if given:
+            raise ConfigError(
+                f"{', '.join(given)}: for target servers with a hub elsewhere, without effect in one process; leave it"
+                " out, and give the draft's model, or method 'ngram'"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,11 @@ from typing import Annotated, Any, Literal
 from starspec.config import FIXED_LENGTH, Dtype, ModelConfig, Numerics, Quantization, SpeculativeConfig
 from starspec.config.checks import options_of
 from starspec.config.option import A_MODEL, MODELS, Option
-from starspec.models.loading.checks import find_pair
+from starspec.models.loading.checks import check_settings, find_pair
+from starspec.models.loading.locate import is_synthetic
+from starspec.models.loading.tokenizer import compare_vocabularies
 from starspec.models.resolve import resolve_draft
+from starspec.models.synthetic.tokenizer import synthetic_vocabulary
 
 MODEL_OPTIONS = options_of(ModelConfig)
 ModelMethod = Literal["draft_model", "eagle", "eagle3"]  # the draft methods that have a model
@@ -64,8 +67,13 @@ class ModelPair:
         return resolve_draft(self.speculative()).head is not None
 
     def find(self) -> None:
-        """Find the models, before torch is imported. Raises: as find_pair."""
+        """Find the models, before torch is imported. Raises: as find_pair and check_settings."""
         find_pair(self.target or None, self.draft or None)
+        if is_synthetic(self.target) and is_synthetic(self.draft):
+            compare_vocabularies(synthetic_vocabulary(self.target), synthetic_vocabulary(self.draft))
+        target = replace(self.target_config(), max_model_len=None)  # each measurement has its own
+        draft = self.speculative(max_model_len=None).draft_model(target) if self.draft else None
+        check_settings(target if self.target else None, draft)
 
     def target_config(self, num_rows: int = 1) -> ModelConfig:
         """The target with so many cache rows."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from starspec.config.model import DEFAULT_MAX_MODEL_LEN, ModelConfig, check_there
 from starspec.config.option import A_MODEL
 from starspec.errors import ConfigError, ModelError
 from starspec.models.heads.detect import check_head_files, looks_like_a_head
-from starspec.models.loading.config_json import check_config_json
+from starspec.models.loading.config_json import check_config_json, check_context_length, declared_length
 from starspec.models.loading.locate import is_synthetic, locate
 from starspec.models.loading.tokenizer import check_vocabulary_files
-from starspec.models.synthetic.spec import parse_synthetic
+from starspec.models.synthetic.spec import check_weightless, parse_synthetic
 
 
 def find_models(*models: str | None) -> None:
@@ -25,6 +26,31 @@ def find_models(*models: str | None) -> None:
             parse_synthetic(model)
         else:
             check_config_json(model, locate(model))
+
+
+def check_settings(*configs: ModelConfig | None) -> None:
+    """Check how models that were found are to run, as far as their config.json and the system's files show it.
+
+    Args:
+        configs: of targets and drafts; None = there is none. A head fits itself to the length of its target.
+    Raises: ConfigError.
+    """
+    for config in filter(None, configs):
+        if is_synthetic(config.model):
+            check_weightless(config)
+            continue
+        check_there(config.device)
+        if not looks_like_a_head(config.model):
+            check_context_length(config.model, config.max_model_len, _own_length(config))
+
+
+def context_length(config: ModelConfig) -> int:
+    """Tokens of the longest sequence of a model that was found, at most, as far as its config.json shows it."""
+    return config.max_model_len or min(_own_length(config) or DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN)
+
+
+def _own_length(config: ModelConfig) -> int | None:
+    return None if is_synthetic(config.model) else declared_length(locate(config.model))
 
 
 def find_pair(target: str | None, draft: str | None = None) -> None:

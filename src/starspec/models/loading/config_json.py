@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
-from starspec.errors import ModelError
+from starspec.errors import ConfigError, ModelError
 from starspec.models.loading.transformers_calls import as_model_error, import_config_checks
 
 MIN_MODEL_LEN: Final = 16  # positions; a model made for fewer cannot even hold a prompt
@@ -23,6 +23,7 @@ ROPE_NUMBERS: Final = (
     "beta_slow",
     "attention_factor",
 )
+STRETCHED: Final = ("yarn", "linear")  # rotary scalings whose configs still give the length before scaling
 ROPE_NEEDS: Final = {
     "linear": ("factor",),
     "yarn": ("factor",),
@@ -76,6 +77,34 @@ def check_length(model: str, max_position_embeddings: int | None) -> None:
             f"'{model}' cannot be used: its config.json says max_position_embeddings {max_position_embeddings}, "
             f"which should be {MIN_MODEL_LEN} or more"
         )
+
+
+def check_context_length(model: str, max_model_len: int | None, own: int | None) -> None:
+    """Raises: ConfigError if sequences are to be longer than those that a model was made for; None = not said."""
+    if max_model_len is not None and own is not None and max_model_len > own:
+        raise ConfigError(f"max_model_len {max_model_len} is more than the {own} tokens that '{model}' was made for")
+
+
+def made_for(length: object, rope: Mapping[str, Any]) -> int | None:
+    """The longest sequence that a model was made for, in tokens; None if its config does not say.
+
+    Args:
+        length: its max_position_embeddings.
+        rope: its rotary settings.
+    """
+    if not isinstance(length, int) or length <= 0:
+        return None
+    if rope.get("rope_type", rope.get("type")) not in STRETCHED:
+        return length
+    return max(length, int(rope.get("factor", 1.0) * (rope.get("original_max_position_embeddings") or length)))
+
+
+def declared_length(folder: Path) -> int | None:
+    """As `made_for`, of a folder whose config.json was checked. None also where the length has another name there."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    return made_for(
+        config.get("max_position_embeddings"), config.get("rope_parameters") or config.get("rope_scaling") or {}
+    )
 
 
 def check_config_json(model: str, folder: Path) -> None:

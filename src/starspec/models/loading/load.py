@@ -16,7 +16,7 @@ from starspec.models.fused import FUSED_FAMILIES, FusedRunner, why_not_fused
 from starspec.models.graphs.cuda import StepGraphs
 from starspec.models.layers import LayerRange
 from starspec.models.linear.packer import make_packer
-from starspec.models.loading.config_json import cache_shape, check_length, read_config
+from starspec.models.loading.config_json import cache_shape, check_context_length, check_length, read_config
 from starspec.models.loading.device import take_device
 from starspec.models.loading.llama_checkpoint import read_llama_checkpoint
 from starspec.models.loading.locate import announced_name, folder_name, is_synthetic, locate
@@ -280,8 +280,5 @@ def _max_model_len(config: ModelConfig, hf_config: Any) -> int:
     own = model_length(hf_config)
     if config.max_model_len is None:
         return min(own or DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN)
-    if own is not None and config.max_model_len > own:
-        raise ConfigError(
-            f"max_model_len {config.max_model_len} is more than the {own} tokens that '{config.model}' was made for"
-        )
+    check_context_length(config.model, config.max_model_len, own)
     return config.max_model_len

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from starspec.errors import ModelError
+from starspec.models.loading.config_json import made_for
 
 ATTENDING_LAYERS = {"full_attention", "sliding_attention"}
 CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
@@ -49,18 +50,9 @@ def _attends_through_the_interface(model_class: type) -> bool:
     return getattr(model_class, "_supports_attention_backend", False) or hasattr(code, "ALL_ATTENTION_FUNCTIONS")
 
 
-STRETCHED = ("yarn", "linear")  # rotary scalings whose configs still give the length before scaling
-
-
 def model_length(config: Any) -> int | None:
     """The longest sequence that the model was made for, in tokens; None if its config does not say."""
-    length = getattr(config, "max_position_embeddings", None)
-    if not isinstance(length, int) or length <= 0:
-        return None
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") not in STRETCHED:
-        return length
-    return max(length, int(rope.get("factor", 1.0) * (rope.get("original_max_position_embeddings") or length)))
+    return made_for(getattr(config, "max_position_embeddings", None), getattr(config, "rope_parameters", None) or {})
 
 
 def _why_not_causal(config: Any) -> str | None:

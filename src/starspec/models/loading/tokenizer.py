@@ -111,10 +111,13 @@ def _encoded(tokenizer: Any, text: str, add_special_tokens: bool, param: str) ->
 
 def check_vocabularies(target: HasVocabulary, draft: HasVocabulary) -> None:
     """Raises: VocabularyMismatch with the sizes and the first token that differs, unless both assign the same ids."""
-    target_vocab, draft_vocab = target.get_vocab(), draft.get_vocab()
-    if target_vocab == draft_vocab:
-        return
-    raise _mismatch(target_vocab, draft_vocab)
+    compare_vocabularies(target.get_vocab(), draft.get_vocab())
+
+
+def compare_vocabularies(target_vocab: Vocabulary, draft_vocab: Vocabulary) -> None:
+    """As `check_vocabularies`, of what their tokenizers know."""
+    if target_vocab != draft_vocab:
+        raise _mismatch(target_vocab, draft_vocab)
 
 
 def check_pair(target_model: str, draft_model: str) -> None:

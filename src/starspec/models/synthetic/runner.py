@@ -22,9 +22,15 @@ from torch import Tensor
 
 from starspec.cache.ragged import RaggedCache
 from starspec.config import DEFAULT_MAX_MODEL_LEN, MAX_DRAFT_TOKENS, ModelConfig
-from starspec.errors import CacheRangeError, ConfigError, ForwardAborted
+from starspec.errors import CacheRangeError, ForwardAborted
 from starspec.models.runner import ForwardOutput, ModelInfo, Segment
-from starspec.models.synthetic.spec import EOS_TOKEN_ID, NUM_SPECIAL_TOKENS, SyntheticSpec, parse_synthetic
+from starspec.models.synthetic.spec import (
+    EOS_TOKEN_ID,
+    NUM_SPECIAL_TOKENS,
+    SyntheticSpec,
+    check_weightless,
+    parse_synthetic,
+)
 
 NUM_CANDIDATES: Final = 5  # tokens with a logit of their own: the draft's four choices, and one that it misses
 LOOK_S: Final = 0.000125  # between two checks whether a forward is obsolete; the core is free meanwhile
@@ -79,13 +85,7 @@ class SyntheticRunner:
     @classmethod
     def from_config(cls, config: ModelConfig) -> SyntheticRunner:
         """Raises: ConfigError if the name has an error, or if the config asks for quantization or a device."""
-        if config.quantization != "none":
-            raise ConfigError(
-                f"'{config.model}' has no weights to quantize to {config.quantization}: give quantization none, "
-                "as with --draft-quantization none"
-            )
-        if config.device != "cpu":
-            raise ConfigError(f"'{config.model}' has no weights to put on '{config.device}': give device cpu")
+        check_weightless(config)
         max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
         return cls(
             parse_synthetic(config.model),

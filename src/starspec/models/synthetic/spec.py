@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from starspec.config import nearest
+from starspec.config import ModelConfig, nearest
 from starspec.errors import ConfigError, ModelError
 from starspec.models.loading.locate import SYNTHETIC_PREFIX
 
@@ -60,6 +60,17 @@ class SyntheticSpec:
         """Modelled duration in seconds of a forward over `num_tokens` tokens of `num_sequences` sequences."""
         further = self.per_sequence * (num_sequences - 1) + self.per_token * (num_tokens - num_sequences)
         return self.step_ms / 1e3 * (1 + further)
+
+
+def check_weightless(config: ModelConfig) -> None:
+    """Raises: ConfigError if a config asks a synthetic model for quantization or a device."""
+    if config.quantization != "none":
+        raise ConfigError(
+            f"'{config.model}' has no weights to quantize to {config.quantization}: give quantization none, "
+            "as with --draft-quantization none"
+        )
+    if config.device != "cpu":
+        raise ConfigError(f"'{config.model}' has no weights to put on '{config.device}': give device cpu")
 
 
 def parse_synthetic(model: str) -> SyntheticSpec:

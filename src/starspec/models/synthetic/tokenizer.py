@@ -25,8 +25,7 @@ def synthetic_tokenizer(model: str) -> Any:
     from tokenizers.pre_tokenizers import WhitespaceSplit  # noqa: PLC0415
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
-    vocabulary = {word(token_id): token_id for token_id in range(parse_synthetic(model).vocab)}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 (no password)
+    tokenizer = Tokenizer(WordLevel(synthetic_vocabulary(model), unk_token="<unk>"))  # noqa: S106 (no password)
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -36,6 +35,11 @@ def synthetic_tokenizer(model: str) -> Any:
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
+
+
+def synthetic_vocabulary(model: str) -> dict[str, int]:
+    """Token -> id, of `synthetic:...`. Raises: ConfigError if the name has an error."""
+    return {word(token_id): token_id for token_id in range(parse_synthetic(model).vocab)}
 
 
 def word(token_id: int) -> str:
