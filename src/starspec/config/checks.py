@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -12,9 +13,11 @@ import msgspec
 
 from starspec.config.option import Option
 from starspec.errors import ConfigError
+from starspec.quoting import quoted
 
 T = TypeVar("T")
 
+NAME: Final = re.compile(r"\w(?:[\w./:@+-]*[\w.+-])?")
 SURE: Final = 0.75  # likeness of two words, from which on one is meant for the other
 ONE_DEVICE: Final = "each model runs on one device"
 VLLM_DEFAULTS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
@@ -145,6 +148,20 @@ def is_probability(name: str, value: float) -> None:
     """Raises: ConfigError if the value is not between 0 and 1."""
     if not 0.0 <= value <= 1.0:
         raise ConfigError(f"{name} is a probability, 0 to 1, got {value}")
+
+
+def check_name(name: str, what: str) -> None:
+    """Check a name that goes into logs, metrics, tables and addresses.
+
+    Args:
+        what: whose name it is, for the sentence.
+    Raises: ConfigError.
+    """
+    if not NAME.fullmatch(name) or ".." in name.split("/"):
+        raise ConfigError(
+            f"{what} {quoted(name)} is no name: it must be letters, digits and any of . _ - / : @ + between them, as "
+            "in org/model-7b"
+        )
 
 
 def at_least(name: str, value: float, minimum: float) -> None:

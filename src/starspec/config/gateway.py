@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from starspec.config.checks import check_words
+from starspec.config.checks import check_name, check_words
 from starspec.config.network import LOOPBACK, AuditLogFile, Insecure, Keys, ShutdownTimeout, check_host
 from starspec.config.option import A_MODEL, LIMITS, MODELS, NETWORK, NONE_GIVEN, Option
 from starspec.errors import ConfigError
@@ -106,6 +106,8 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         check_words(self)
         check_host(self.host, "--host")
+        if self.served_model_name is not None:
+            check_name(self.served_model_name, "--served-model-name")
         if self.api_key == "":
             raise ConfigError("the API key is empty: give one, or leave it out to ask for none")
         twice = [each for number, each in enumerate(self.targets) if each in self.targets[:number]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, get_args
 
-from starspec.config.checks import check_ranges, check_words, one_of
+from starspec.config.checks import check_name, check_ranges, check_words, one_of
 from starspec.config.network import (
     LOOPBACK,
     AuditLogFile,
@@ -117,6 +117,7 @@ class TargetConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         check_host(self.host, "--host")
+        check_name(self.name, "--name")
         if self.relaxed_thresholds is not None and not self.allow_relaxed:
             raise ConfigError("--relaxed-thresholds has no effect without --allow-relaxed: give both, or none")
         self.batching.num_rows(self.max_num_seqs)  # refuses a window that is too small
