@@ -22,6 +22,9 @@ StarspecError
 
 RETRY_AFTER_S = 1.0  # where there is no capacity and nothing better is known; `policy/retry_after.py` has other times
 
+# of the system, of the dynamic linker, of torch and of Rust
+NO_MEMORY = ("Cannot allocate memory", "failed to map segment", "can't allocate memory", "memory allocation of")
+
 
 class StarspecError(Exception):
     """Base of every error that is raised on purpose. Its text is one sentence for the person who must act."""
@@ -33,6 +36,19 @@ class ConfigError(StarspecError):
 
 class ModelError(ConfigError):
     """A model is missing, corrupt or not supported."""
+
+
+def out_of_memory(error: Exception) -> str | None:
+    """The sentence about an error that says that the system gave no memory; None if it is another one.
+
+    torch, its libraries and the readers of weights raise it as RuntimeErrors, ImportErrors and OSErrors.
+    """
+    if not isinstance(error, MemoryError) and not any(sign in str(error) for sign in NO_MEMORY):
+        return None
+    return (
+        "there is not enough memory, or `ulimit -v` or a container allows too little: take a smaller model or a "
+        "smaller --max-model-len, or free some"
+    )
 
 
 class VocabularyMismatch(ConfigError):

@@ -32,7 +32,7 @@ from starspec.cli.top import top
 from starspec.cli.train import train
 from starspec.cli.up import up
 from starspec.cli.verify import verify
-from starspec.errors import ConfigError, StarspecError
+from starspec.errors import ConfigError, StarspecError, out_of_memory
 from starspec.output_files import reason_of
 from starspec.quoting import quoted
 
@@ -113,17 +113,20 @@ def run(arguments: list[str]) -> int:
         return _print_error(_sentence_of(error, arguments), error.exit_code)
     except StarspecError as error:
         return _print_error(str(error), EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED)
-    except OSError as error:
-        if error.errno not in NOT_WRITTEN:
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:
+        sentence = _not_written(error) or out_of_memory(error)
+        if sentence is None:
             raise  # a bug of ours: its traceback is needed
-        return _print_error(_not_written(error), EXIT_FAILED)
+        return _print_error(sentence, EXIT_FAILED)
 
 
-def _not_written(error: OSError) -> str:
-    """The sentence about an output that does not take what a command writes.
+def _not_written(error: Exception) -> str | None:
+    """The sentence about an output that does not take what a command writes; None if it is another error.
 
     Effects: what standard output still holds is dropped, or Python would try to write it again at its end.
     """
+    if not isinstance(error, OSError) or error.errno not in NOT_WRITTEN:
+        return None
     if error.filename is None:
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123 (no path)
             os.dup2(nowhere.fileno(), sys.stdout.fileno())

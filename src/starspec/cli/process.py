@@ -14,7 +14,7 @@ from typing import Protocol
 from rich.console import Console
 
 from starspec.config import ProcessConfig
-from starspec.errors import ConfigError, StarspecError
+from starspec.errors import ConfigError, StarspecError, out_of_memory
 from starspec.models.loading.progress import listening
 from starspec.observe.progress import ProgressBar, with_share
 from starspec.observe.trace import Trace
@@ -102,6 +102,11 @@ class ServerProcess:
             if self._line is not None:
                 self._line.send(Failed(str(error)))
                 raise SystemExit(2 if isinstance(error, ConfigError) else 1) from error  # the supervisor prints it
+            raise
+        except (OSError, MemoryError, RuntimeError, ImportError) as error:
+            if self._line is not None and (sentence := out_of_memory(error)):
+                self._line.send(Failed(sentence))
+                raise SystemExit(1) from error
             raise
 
 
