@@ -285,6 +285,35 @@ async def test_other_errors_of_http_have_the_same_shape(gateway: Any) -> None:
     assert (no_model.status_code, error_of(no_model)["param"]) == (404, "model")
 
 
+@pytest.mark.parametrize(("path", "near"), [("/completions", "/v1/completions"), ("/v1/completion", "/v1/completions")])
+async def test_an_unknown_path_names_those_there_are(gateway: Any, path: str, near: str) -> None:
+    reply = await gateway.post(path, prompt="hi")
+    said = error_of(reply)["message"]
+    assert reply.status_code == 404
+    assert said.startswith(f"there is no '{path}' here; did you mean {near}? known: ")
+    assert "/v1/chat/completions" in said
+
+
+async def test_a_prompt_or_messages_at_the_wrong_route_name_the_other(gateway: Any) -> None:
+    chat = await gateway.post("/v1/chat/completions", prompt="hi")
+    assert error_of(chat)["message"] == "prompt: for /v1/completions: ask there, or send messages here"
+    completion = await gateway.post("/v1/completions", messages=[USER])
+    assert error_of(completion)["message"] == "messages: for /v1/chat/completions: ask there, or send prompt here"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"include_usag": True}, "unknown key 'include_usag'; did you mean 'include_usage'?"),
+        ({"x": True}, "unknown key 'x'; known: continuous_usage_stats, include_obfuscation, include_usage"),
+    ],
+)
+async def test_an_unknown_key_inside_an_object_is_a_400(gateway: Any, options: dict[str, Any], said: str) -> None:
+    reply = await gateway.post("/v1/completions", prompt="hi", stream=True, stream_options=options)
+    assert (reply.status_code, error_of(reply)["param"]) == (400, "stream_options")
+    assert error_of(reply)["message"] == f"stream_options: {said}"
+
+
 async def test_a_body_above_the_limit_is_a_413(start_gateway: Any) -> None:
     gateway = await start_gateway(max_body_bytes=1000)
     declared = await gateway.post("/v1/completions", prompt="x" * 1000)

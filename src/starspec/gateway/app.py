@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
@@ -325,7 +326,11 @@ def _add_routes(app: FastAPI, routes: Routes, json_route: type[JsonRoute]) -> No
 
 
 def _add_error_handlers(app: FastAPI, retry_after: RetryAfter) -> None:
-    async def answer(request: Request, error: Exception) -> Response:  # noqa: ARG001 (the framework's signature)
+    paths = [route.path for route in app.routes if isinstance(route, APIRoute) and "/dashboard" not in route.path]
+
+    async def answer(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code == 404:
+            error = HTTPException(404, _no_path(request.url.path, paths))
         response = http_error_of(error, retry_after.seconds()).response()
         if isinstance(error, HTTPException) and error.headers:
             response.headers.update(error.headers)
@@ -333,6 +338,13 @@ def _add_error_handlers(app: FastAPI, retry_after: RetryAfter) -> None:
 
     for kind in (StarspecError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)
+
+
+def _no_path(asked: str, paths: Sequence[str]) -> str:
+    """The sentence about a path that is none."""
+    near = get_close_matches(shortened(asked), paths, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ";"
+    return f"there is no {quoted(asked)} here{hint} known: {', '.join(dict.fromkeys(paths))}"
 
 
 def _lifespan(services: Services) -> Callable[[FastAPI], Any]:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import sys
 from codecs import BOM_UTF8
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]  # not in typeshed
 from typing import Any, Final, TypeVar
@@ -34,6 +34,7 @@ MAX_KEYS: Final = 256  # of the outermost object
 MAX_BACKSLASHES: Final = 2**20  # in strings: the C parser stops at each, and a megabyte of them takes 20 ms
 SMALL_BYTES: Final = 16 * 1024  # read at once, on the event loop, in a few milliseconds at worst
 NOT_UTF8: Final = "the body is not valid JSON: it must be UTF-8"
+ROUTES: Final = {"prompt": "/v1/completions", "messages": "/v1/chat/completions"}  # where each of them belongs
 FEW_VALUES: Final = 2**13  # parsed in C in a few milliseconds at worst
 
 T = TypeVar("T", bound=Body)
@@ -92,7 +93,16 @@ def read_body(body: bytes, kind: type[T]) -> T:
         raise RequestError("the body must be a JSON object, sent as application/json")
     if len(value) > MAX_KEYS:
         raise RequestError(f"the body has {len(value)} parameters; a request has at most {MAX_KEYS}")
+    _check_route(kind, value)
     return checked(kind, value)
+
+
+def _check_route(kind: type[Body], value: Mapping[str, Any]) -> None:
+    """Raises: RequestError that names the other route, if the body has a prompt for a chat, or a chat's messages."""
+    for name, route in ROUTES.items():
+        (own,) = ROUTES.keys() - {name}
+        if value.get(name) is not None and name not in kind.model_fields and own in kind.model_fields:
+            raise RequestError(f"{name}: for {route}: ask there, or send {own} here", name)
 
 
 def checked(kind: type[T], value: Any, place: Sequence[str | int] = ()) -> T:

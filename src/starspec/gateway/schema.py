@@ -6,13 +6,23 @@ sampling parameters. Keys that are not fields here are in `model_extra`, and `un
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from difflib import get_close_matches
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_LOGPROBS
-from starspec.quoting import quoted
+from starspec.quoting import quoted, shortened
 from starspec.sampling.spec import MAX_BAD_WORDS
 from starspec.sampling_params import MAX_STOP_STRINGS
 
@@ -70,9 +80,23 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True)
 
 
-class StreamOptions(Body):
+class Known(Body):
+    """An object inside a body, without unknown keys."""
+
+    @model_validator(mode="after")
+    def _knows_all_keys(self) -> Self:
+        for name in self.model_extra or ():
+            known = sorted(type(self).model_fields)
+            near = get_close_matches(shortened(name), known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+            raise ValueError(f"unknown key {quoted(name)}; {hint}")
+        return self
+
+
+class StreamOptions(Known):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # accepted for compatibility and not used
 
 
 class DrawFields(Body):
@@ -158,11 +182,11 @@ class FunctionTool(Body):
     function: Function
 
 
-class FunctionName(Body):
+class FunctionName(Known):
     name: Text
 
 
-class NamedTool(Body):
+class NamedTool(Known):
     """The tool that is to be called."""
 
     type: Literal["function"]
@@ -205,7 +229,7 @@ class ChatPrompt(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class Prediction(Body):
+class Prediction(Known):
     """What the client expects as the answer, for the most part."""
 
     type: Literal["content"]
