@@ -382,3 +382,13 @@ def test_a_pair_of_which_one_is_not_named_is_refused_before_anything_is_loaded()
         LLM("")
     with pytest.raises(ConfigError, match="the name of a model is empty"):
         LLM("synthetic:", speculative_config={"model": ""})
+
+
+def test_the_tokenizer_has_vllms_name_too() -> None:
+    with LLM(TARGET) as llm:
+        assert llm.get_tokenizer() is llm.tokenizer
+
+
+def test_a_share_of_memory_is_refused_with_what_bounds_it_here() -> None:
+    with pytest.raises(ConfigError, match="memory is bounded by max_num_seqs and max_model_len here"):
+        LLM(TARGET, gpu_memory_utilization=0.9)

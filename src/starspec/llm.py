@@ -107,6 +107,10 @@ class LLM:
         self._request_numbers = itertools.count(1)
         self._takers: dict[RequestId, Callable[[EngineOutput], None]] = {}  # by open request: `generate` or a stream
 
+    def get_tokenizer(self) -> Any:
+        """The tokenizer of the target, by the name that vLLM gives this."""
+        return self.tokenizer
+
     def __enter__(self) -> Self:
         return self
 
@@ -310,6 +314,11 @@ def _model_config(model: str, max_num_seqs: int, options: Mapping[str, Any]) -> 
         raise ConfigError(
             f"LLM: dtype 'auto': starspec does not take it from the checkpoint; leave it out for {DEFAULT_DTYPE}, or"
             f" say another: {', '.join(each for each in get_args(Dtype) if each != DEFAULT_DTYPE)}"
+        )
+    if "gpu_memory_utilization" in options:
+        raise ConfigError(
+            "LLM: gpu_memory_utilization: memory is bounded by max_num_seqs and max_model_len here: give those, and"
+            " leave it out"
         )
     for name in options:
         if name not in names:

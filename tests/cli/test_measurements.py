@@ -195,14 +195,20 @@ def test_bench_batch_saves_rows_ratios_and_figures_and_verify_takes_the_methods(
     assert all(row["exact_match_rate"] == row["partial_match_rate"] == 1.0 for row in rows)
 
 
+UNPACKED = ("--draft-quantization", "none")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (("verify", "--target", TARGET, "--draft", DRAFT, "--batching", "padded"), "batching"),
         (("verify", "--target", TARGET, "--draft", DRAFT, "--batching", "eqspec"), "needs a model with weights"),
-        (("bench", "batch", "--target", TARGET, "--draft", DRAFT, "--methods", "dsd"), "is not one of ragged"),
         (
-            ("bench", "batch", "--target", TARGET, "--draft", DRAFT, "--methods", "eqspek"),
+            ("bench", "batch", "--target", TARGET, "--draft", DRAFT, *UNPACKED, "--methods", "dsd"),
+            "is not one of ragged",
+        ),
+        (
+            ("bench", "batch", "--target", TARGET, "--draft", DRAFT, *UNPACKED, "--methods", "eqspek"),
             "plain-fast; did you mean 'eqspec'?",
         ),
         (

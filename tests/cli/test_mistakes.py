@@ -23,6 +23,15 @@ MISTAKES = {
         ("generate", "Hello", "there", "--target", "x"),
         "got unexpected extra argument(s) (there): put a prompt of several words into quotes",
     ),
+    "models of the doctor without options": (
+        ("doctor", "x", "y"),
+        "(x y): give the models as --target MODEL --draft MODEL (see starspec doctor --help)",
+    ),
+    "a version as a command": (("version",), "no such command 'version'; did you mean 'starspec --version'?"),
+    "a temperature to verify at": (
+        ("verify", "--target", "x", "--temp", "1"),
+        "no such option: --temp; greedy and sampled answers are both compared",
+    ),
     "a served name of spaces": (("up", "x", "--served-model-name", " "), "--served-model-name ' ' is no name"),
     "a served name of two lines": (
         ("gateway", "--target", "x", "--endpoint", "tcp://a:1", "--served-model-name", "a\nb"),

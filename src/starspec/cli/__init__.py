@@ -41,6 +41,7 @@ NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, 
 NOT_PARSED: Final = ", unable to parse string as"  # of pydantic, by way of typer
 EXTRA_WORDS = {  # command -> what was meant by a word that it does not take
     "draft": "give the draft as --draft MODEL",
+    "doctor": "give the models as --target MODEL --draft MODEL",
     "generate": "put a prompt of several words into quotes",
 }
 OF_ANOTHER_COMMAND = {  # (command, option) -> where it belongs
@@ -48,6 +49,11 @@ OF_ANOTHER_COMMAND = {  # (command, option) -> where it belongs
     ("gateway", "--draft"): "the draft belongs to the hub: starspec draft --draft MODEL",
     ("draft", "--target"): "the target has a process of its own: starspec target --target MODEL --hub tcp://HOST:PORT",
     ("stage", "--draft"): "the draft belongs to the hub: starspec draft --draft MODEL",
+}
+NEAR_BUT_NOT_MEANT: Final = {  # (command, word) -> what is said in place of the nearest known word
+    ("starspec", "version"): "no such command 'version'; did you mean 'starspec --version'?",
+    ("verify", "--temp"): "no such option: --temp; greedy and sampled answers are both compared",
+    ("verify", "--temperature"): "no such option: --temperature; greedy and sampled answers are both compared",
 }
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -146,6 +152,8 @@ def _sentence_of(error: TyperException, arguments: Sequence[str]) -> str:
     option = getattr(error, "option_name", "")
     if context is not None and _belongs_to_a_command(option, context.command):
         return f"{option} is an option of commands: write it behind the command's name"
+    if context is not None and (said := NEAR_BUT_NOT_MEANT.get((context.command.name, option or _first(arguments)))):
+        return said
     belongs = OF_ANOTHER_COMMAND.get((context.command.name, option)) if context is not None else None
     what = (
         f"{error.message}; {belongs}"
@@ -162,6 +170,10 @@ def _sentence_of(error: TyperException, arguments: Sequence[str]) -> str:
         what = f"{what}: {EXTRA_WORDS[context.command.name]}"
     where = f" (see {context.command_path} --help)" if context else ""
     return what[0].lower() + " ".join(what[1:].split()) + where
+
+
+def _first(arguments: Sequence[str]) -> str:
+    return arguments[0] if arguments else ""
 
 
 def _value_of(parameter: object, arguments: Sequence[str]) -> str | None:
