@@ -65,7 +65,18 @@ def refusal(outcome) -> str:
 def test_all_benchmarks_save_their_results() -> None:
     names = {words[1] for words in SAVING if words[0] == "bench"}
     synthetic = {"star", "async", "length", "shard", "wire"}
-    assert names == synthetic | {"pair", "tree", "batch", "relaxed", "warm", "vllm", "faults", "certify"}
+    assert names == synthetic | {
+        "pair",
+        "tree",
+        "batch",
+        "relaxed",
+        "warm",
+        "vllm",
+        "faults",
+        "certify",
+        "grammar",
+        "watch",
+    }
     assert {("verify", "--json"), ("doctor", "--json"), ("train", "--json"), ("bench", "tree", "--png")} <= set(SAVING)
 
 
