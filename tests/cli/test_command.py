@@ -43,7 +43,7 @@ def test_some_options_take_several_values() -> None:
     several = {
         option.opts[0] for command in COMMANDS.values() for option in command.params if getattr(option, "multiple", 0)
     }
-    assert several == {"--cut", "--dataset", "--endpoint", "--link", "--node", "--partition", "--stop"}
+    assert several == {"--also", "--cut", "--dataset", "--endpoint", "--link", "--node", "--partition", "--stop"}
 
 
 def test_completion_can_be_installed(starspec) -> None:
