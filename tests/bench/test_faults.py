@@ -67,7 +67,8 @@ def test_what_was_not_kept_is_said(
 ) -> None:
     report = Report(collect_provenance(), rows, fault_ratios(rows))
     monkeypatch.setattr(starspec.bench.faults, "measure_faults", lambda *_: report)
-    result = CliRunner().invoke(app, ["bench", "faults", "--target", "synthetic:", "--draft", "synthetic:"])
+    words = ["bench", "faults", "--target", "synthetic:", "--draft", "synthetic:"]
+    result = CliRunner().invoke(app, [*words, "--draft-quantization", "none"])
     assert result.exit_code == exit_code, result.output
     said = " ".join(result.output.split())
     assert [each for each in (SLOW, CHANGED) if each in said] == list(sentences)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from starspec.config import ModelConfig, SpeculativeConfig
+from starspec.config.speculative import DOUBT
 from starspec.doctor.trees import advise_trees, check_tree_report, keys_of, read_tree_report
 from starspec.errors import ConfigError
 from starspec.harness.provenance import Provenance
@@ -72,14 +73,14 @@ def test_the_best_of_each_temperature_is_recommended_in_keys_of_a_speculative_co
     write_report(REPORT, tmp_path / "tree.json")
     greedy, sampled = advise_trees(read_tree_report(tmp_path / "tree.json", HERE))
     assert (greedy.shape, greedy.vs_plain) == ("3 x 2, 6", 1.5)
-    assert SpeculativeConfig(**greedy.speculative_config).budget == DraftBudget(6, 3, 2)
+    assert SpeculativeConfig(**greedy.speculative_config).budget == DraftBudget(6, 3, 2, DOUBT)
     assert sampled.speculative_config == {}
 
 
 def test_a_chain_is_named_by_its_length() -> None:
     chain = row(0.0, 12.0, 3, 3)
-    assert SpeculativeConfig(**keys_of(chain)).budget == DraftBudget.chain(3)
-    assert SpeculativeConfig(**keys_of(replace(chain, p_min=0.3))).budget == DraftBudget.chain(3, 0.3)
+    assert SpeculativeConfig(**keys_of(chain)).budget == DraftBudget.chain(3, DOUBT)
+    assert SpeculativeConfig(**keys_of(replace(chain, p_min=0.2))).budget == DraftBudget.chain(3, 0.2)
 
 
 def test_a_report_of_another_pair_or_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,13 @@ from starspec.speculation.propose_rejection import draw_children, seed_after
 from starspec.speculation.tree import MAX_SUPPORT
 
 V = 12
-COUNTS_FREE = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0}
+COUNTS_FREE = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "bad_words": (),
+}
 
 
 @given(st.data(), samplings(V), st.integers(1, 5))

@@ -7,7 +7,8 @@ import random
 import pytest
 from toy_hub import ToyHub
 
-from starspec.bench.shard.virtual_pipe import VOCAB, VirtualPipe, true_token
+from starspec.bench.shard.modelled_stage import VOCAB, true_token
+from starspec.bench.shard.virtual_pipe import VirtualPipe
 from starspec.config import TargetConfig
 from starspec.engine.engine import MAX_CHUNKS, MAX_IN_FLIGHT, TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts

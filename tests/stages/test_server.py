@@ -356,11 +356,11 @@ def test_whoever_sends_many_traversals_keeps_one_of_another_sender_waiting_for_o
     config = StageConfig(layers=str(stage.layers), listen="tcp://127.0.0.1:0")
     port = StagePort(config.host, config.port, None, False, AuditLog.off())
     server = StageServer(config, stage, port, None, AuditLog.off())
-    flood = [StageArrival(PeerId(b"stranger"), None, [b"noise"] * 3)] * 50
-    honest = [StageArrival(PeerId(b"coordinator"), None, [b"%d" % number] * 3) for number in range(2)]
+    flood = [StageArrival(PeerId(b"stranger"), None, [b"noise"] * 3, 0.0)] * 50
+    honest = [StageArrival(PeerId(b"coordinator"), None, [b"%d" % number] * 3, 0.0) for number in range(2)]
     arrived, computed = [[*flood, *honest]], list[bytes]()
     monkeypatch.setattr(server._inbox, "take", lambda _timeout_s: arrived.pop() if arrived else [])
-    monkeypatch.setattr(server, "_compute", lambda frames: computed.append(frames[0]))
+    monkeypatch.setattr(server, "_compute", lambda arrival: computed.append(arrival.frames[0]))
     server._inbox.start()  # so that it closes the port
     for _ in range(5):
         server._turn()
