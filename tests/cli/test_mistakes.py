@@ -32,13 +32,13 @@ MISTAKES = {
         ("verify", "--target", "x", "--temp", "1"),
         "no such option: --temp; greedy and sampled answers are both compared",
     ),
-    "a served name of spaces": (("up", "x", "--served-model-name", " "), "--served-model-name ' ' is no name"),
+    "a served name of spaces": (("up", "x", "--served-model-name", " "), "--served-model-name ' ' is not a name"),
     "a served name of two lines": (
         ("gateway", "--target", "x", "--endpoint", "tcp://a:1", "--served-model-name", "a\nb"),
-        "--served-model-name 'a\\nb' is no name: it must be letters, digits and any of . _ - / : @ + between them",
+        "--served-model-name 'a\\nb' is not a name: it must be letters, digits and any of . _ - / : @ + between them",
     ),
-    "a target's name with a path": (("target", "--target", "x", "--name", "b/.."), "--name 'b/..' is no name"),
-    "a target's name with a space": (("target", "--target", "x", "--name", "a b"), "--name 'a b' is no name"),
+    "a target's name with a path": (("target", "--target", "x", "--name", "b/.."), "--name 'b/..' is not a name"),
+    "a target's name with a space": (("target", "--target", "x", "--name", "a b"), "--name 'a b' is not a name"),
     "options of a draft without one": (
         (*GENERATE, "--draft-quantization", "int4"),
         "options of drafting need a draft: give --draft MODEL, or --spec-method ngram",

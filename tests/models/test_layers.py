@@ -30,7 +30,7 @@ def test_a_range_knows_its_ends():
 
 @pytest.mark.parametrize("text", ["", "4", "4:", ":4", "a:b", "0-4", "1:2:3", "-1:4", "0:99999999"])
 def test_whatever_is_no_range_is_refused_with_an_example(text):
-    with pytest.raises(ConfigError, match=re.escape(f"layers '{text}' are no range")):
+    with pytest.raises(ConfigError, match=re.escape(f"layers '{text}' are not a range")):
         LayerRange.parse(text, 12)
 
 

@@ -246,7 +246,7 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused_by_the_stage_that_needs_it(
     [
         ("2:9", "layers 2:9 do not exist: the model has layers 0:4"),
         ("2:2", "layers 2:2 do not exist: the model has layers 0:4, and a stage has at least one"),
-        ("first half", "layers 'first half' are no range"),
+        ("first half", "layers 'first half' are not a range"),
     ],
 )
 def test_layers_that_do_not_exist_are_refused_before_weights_are_read(layers, complaint, folders, monkeypatch):

@@ -56,7 +56,7 @@ def test_a_wait_is_drafting_or_wire(trace: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [(None, "cannot be read"), (b"[1]", "is no trace"), (b'{"traceEvents": []}', "has no slices")],
+    [(None, "cannot be read"), (b"[1]", "is not a trace"), (b'{"traceEvents": []}', "has no slices")],
 )
 def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, content: bytes | None, why: str) -> None:
     file = tmp_path / "trace.json"

@@ -159,8 +159,8 @@ def check_name(name: str, what: str) -> None:
     """
     if not NAME.fullmatch(name) or ".." in name.split("/"):
         raise ConfigError(
-            f"{what} {quoted(name)} is no name: it must be letters, digits and any of . _ - / : @ + between them, as "
-            "in org/model-7b"
+            f"{what} {quoted(name)} is not a name: it must be letters, digits and any of . _ - / : @ + between them, "
+            "as in org/model-7b"
         )
 
 

@@ -43,7 +43,7 @@ class LayerRange:
         match = re.fullmatch(r"\s*([0-9]{1,6})\s*:\s*([0-9]{1,6})\s*", text)
         if match is None:
             raise ConfigError(
-                f"layers '{text}' are no range: write the first layer and the one behind the last, as 0:14, or a "
+                f"layers '{text}' are not a range: write the first layer and the one behind the last, as 0:14, or a "
                 "share of all, as 1/2"
             )
         return cls(int(match[1]), int(match[2]), num_layers)

@@ -67,7 +67,7 @@ class _Slice(NamedTuple):
 
 
 def summarize(path: Path) -> Summary:
-    """Raises: ConfigError if the file cannot be read, or is no trace of starspec."""
+    """Raises: ConfigError if the file cannot be read, or is not a trace of starspec."""
     slices = _slices(path)
     first, last = min(each.span[0] for each in slices), max(each.span[1] for each in slices)
     processes = dict.fromkeys(each.process for each in slices)
@@ -89,7 +89,7 @@ def _slices(path: Path) -> list[_Slice]:
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"'{path}' is no trace of starspec (--trace writes one)") from error
+        raise ConfigError(f"'{path}' is not a trace of starspec (--trace writes one)") from error
     if not found:
         raise ConfigError(f"'{path}' has no slices: nothing was asked of the star while it ran")
     return sorted(found, key=lambda each: each.span)

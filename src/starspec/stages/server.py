@@ -230,7 +230,7 @@ class StageServer:
         try:
             answer = self._worker.take(arrival.frames, max(0.0, started_s - arrival.arrived_s))
         except PeerProtocolError as error:
-            self._log_limit.log(log.warning, "what is no traversal is dropped", why=str(error))
+            self._log_limit.log(log.warning, "a message that is not a traversal is dropped", why=str(error))
             return
         except Exception:
             self._log_limit.log(log.exception, "a traversal failed; its pipe breaks")

@@ -9,7 +9,7 @@ from starspec.wire.messages import StageToCoordinator
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The connection was made, and is no more. It is being made anew; what is sent meanwhile is dropped."""
+    """The connection is lost. It is being made anew; what is sent meanwhile is dropped."""
 
 
 FromStage = StageToCoordinator | Broken

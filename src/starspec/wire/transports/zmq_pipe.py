@@ -114,7 +114,7 @@ class ZmqPipe:
                 messages += self._decoder.decode_all(frames)
             except PeerProtocolError as error:
                 self._log_limit.log(
-                    log.warning, "a stage sends what is no message", stage=stage.endpoint, why=str(error)
+                    log.warning, "a stage sends bytes that are not a message", stage=stage.endpoint, why=str(error)
                 )
         if stage.take_break():
             messages.append(Broken())
