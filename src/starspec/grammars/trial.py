@@ -1,7 +1,7 @@
 """Compiles a grammar in a process that can be ended, before a process that serves does.
 
-llguidance works on some short grammars for ever, such as 16 patterns of which a text must match all. It has no limit
-for that, and a thread in it cannot be stopped. So a grammar first gets some time of a child's processor.
+llguidance never finishes some short grammars, such as 16 patterns that a text must all match. It has no limit for that,
+and a thread in it cannot be stopped. So a child process with a limit on processor time compiles each grammar first.
 
 Run as a program, this is the child: a line of JSON for each grammar in, and one for each verdict out.
 """
@@ -24,7 +24,7 @@ from starspec.errors import CapacityError, RequestError
 from starspec.grammars.source import check_grammar
 from starspec.sampling.grammar import GrammarSpec
 
-MAX_CPU_S: Final = 0.5  # of the child's processor for one grammar; honest ones take a hundredth of it
+MAX_CPU_S: Final = 0.5  # of the child's processor for one grammar: usual ones take a hundredth, large ones a fifth
 MAX_WAIT_S: Final = 20.0  # for a verdict, on a machine with much else to do
 MAX_MEMORY: Final = 2 * 2**30  # bytes of addresses of the child
 MAX_KNOWN: Final = 256  # grammars whose verdict is remembered
