@@ -35,6 +35,18 @@ def toy_vllm(monkeypatch: pytest.MonkeyPatch) -> str:
     return sys.executable
 
 
+def toy_models(python: str) -> VllmModels:
+    return VllmModels(
+        python=python,
+        target="synthetic:role=target",
+        draft="synthetic:role=draft",
+        quantization="none",
+        dtype="bfloat16",
+        num_threads=1,
+        num_draft_tokens=4,
+    )
+
+
 def answer(*token_ids: int, likeliest: list[dict[int, float]] | None = None) -> VllmAnswer:
     return VllmAnswer(token_ids, likeliest or [])
 
@@ -52,15 +64,7 @@ def test_answers_part_where_their_tokens_first_differ() -> None:
 
 @pytest.mark.system
 def test_every_method_answers_in_turns(toy_vllm: str) -> None:
-    models = VllmModels(
-        python=toy_vllm,
-        target="synthetic:role=target",
-        draft="synthetic:role=draft",
-        quantization="none",
-        dtype="bfloat16",
-        num_threads=1,
-        num_draft_tokens=4,
-    )
+    models = toy_models(toy_vllm)
     plan = VllmPlan(num_prompts=2, max_tokens=6, batch_sizes=(1, 2), num_repeats=1, lengths=(3,))
     so_far, report = measure_vllm(models, [own_prompts()], plan, lambda *_: None)
     assert so_far.rows == report.rows[:5]
@@ -117,6 +121,12 @@ def test_a_server_that_does_not_come_up_is_told_with_its_last_words(toy_vllm: st
         pytest.raises(PeerLost, match="this one does not come up"),
     ):
         server.wait_ready()
+
+
+def test_a_batch_that_no_run_would_fill_is_refused() -> None:
+    models = toy_models(sys.executable)
+    with pytest.raises(ConfigError, match="3 prompts do not fill a batch of 8"):
+        next(measure_vllm(models, [own_prompts()], VllmPlan(num_prompts=3, batch_sizes=(1, 8)), lambda *_: None))
 
 
 def test_an_interpreter_that_is_not_there_is_named() -> None:

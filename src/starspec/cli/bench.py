@@ -232,6 +232,10 @@ class VllmPlanOptions:
     """What of a `VllmPlan` the command line says; None = not said."""
 
     num_prompts: Annotated[int | None, Option("Prompts of each file to answer.", MEASURE, least=1, shown="4")] = None
+    batch_sizes: Annotated[
+        tuple[int, ...] | None,
+        Option("Prompts that are answered at once.", MEASURE, least=1, shown="1,4", form="numbers"),
+    ] = None
     lengths: Annotated[
         tuple[int, ...] | None,
         Option(

@@ -46,7 +46,7 @@ class VllmPlan:
             raise ConfigError(f"vLLM's own draft model drafts at least 1 token, not {min(self.lengths)}")
 
 
-QUICK = VllmPlan(num_prompts=2, max_tokens=12, num_repeats=1, lengths=(4,))
+QUICK = VllmPlan(max_tokens=12, num_repeats=1, lengths=(4,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +76,16 @@ def measure_vllm(
         prompt_files: `plan.num_prompts` of each are used, evenly spread.
     Yields: the report so far, after each rival: the whole takes hours and may be interrupted.
     Raises: as check_drafts; PeerLost if a server or the hub does not come up, or a request fails; ConfigError as
-        VllmServer.
+        VllmServer, or if a batch size is larger than the number of prompts.
     """
+    chosen = [prompt for file in prompt_files for prompt in spread(file, plan.num_prompts)]
+    if max(plan.batch_sizes) > len(chosen):
+        raise ConfigError(
+            f"{len(chosen)} prompts do not fill a batch of {max(plan.batch_sizes)}: use a larger --num-prompts, more"
+            " files, or smaller --batch-sizes"
+        )
     tokenizer = load_tokenizer(models.target)
     check_drafts(models.target_config(), models.speculative(), tokenizer, is_target_ours=False)
-    chosen = [prompt for file in prompt_files for prompt in spread(file, plan.num_prompts)]
     prompts = [prompt_token_ids(tokenizer, prompt) for prompt in chosen]
     plain_answers: list[VllmAnswer] = []
     rows: list[VllmRow] = []
