@@ -10,7 +10,7 @@ import pytest
 
 from starspec.config import GatewayConfig, SpeculativeConfig
 from starspec.config.model import check_there
-from starspec.config.speculative import CONFIDENCE, DOUBT
+from starspec.config.speculative import DOUBT
 from starspec.draft_methods import DRAFT_METHODS, DraftMethod
 from starspec.errors import ConfigError
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
@@ -49,7 +49,7 @@ def test_tree_keys_mean_what_they_mean_in_sglang(values: dict, budget: DraftBudg
         ({"rejection_sample_method": "rejection"}, 0.0),
         ({"method": "ngram"}, 0.0),
         ({"length": {"policy": "fixed"}}, 0.0),
-        ({"length": {"policy": "confidence"}}, CONFIDENCE),
+        ({"length": {"policy": "confidence"}}, DOUBT),
     ],
 )
 def test_drafts_end_in_doubt_as_the_policy_has_it(values: dict, p_min: float) -> None:

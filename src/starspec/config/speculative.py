@@ -19,8 +19,7 @@ from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 Policy = Literal["goodput", "fixed", "confidence", "adaedl", "dsde"]
 DEPTHS: Final[Mapping[Policy, int]] = {"goodput": 8, "fixed": 4, "confidence": 8, "adaedl": 8, "dsde": 4}
 TREE_DEPTH: Final = 4  # deeper trees need as many forwards as deeper chains, for paths that are rarely right
-CONFIDENCE: Final = 0.4  # `draft_p_min` under policy "confidence" if none is given
-DOUBT: Final = 0.3  # the same under policy "goodput"
+DOUBT: Final = 0.4  # `draft_p_min` under the policies "confidence" and "goodput" if none is given
 NUM_STATED: Final = 16  # likeliest tokens after each node, from which policy "dsde" learns the divergence
 
 
@@ -156,7 +155,7 @@ class SpeculativeConfig:
         What was drawn for rejection sampling may be unlikely and yet be accepted.
         """
         if self.length.policy == "confidence":
-            return CONFIDENCE
+            return DOUBT
         is_told = self.traits.knows_probabilities and self.rejection_sample_method == "coupled" and self.depth > 0
         return DOUBT if self.length.policy == "goodput" and is_told else 0.0
 

@@ -31,6 +31,34 @@ def test_the_rate_is_what_was_accepted_of_what_was_tried() -> None:
     assert acceptance.rate == pytest.approx(1.0, abs=1e-6)
 
 
+def test_a_draft_that_goes_on_is_right_more_often() -> None:
+    """A hub that ends each wrong draft at once: what it goes on with is accepted, unlike the first token."""
+    acceptance = Acceptance()
+    for _ in range(200):
+        acceptance.add(num_drafted=1, num_accepted=0, num_requested=4)
+        acceptance.add(num_drafted=4, num_accepted=4, num_requested=4)
+    assert acceptance.rate * acceptance.reach < 0.65
+    assert acceptance.gain > 0.85
+    for _ in range(200):
+        acceptance.add(num_drafted=2, num_accepted=2, num_requested=4)
+    assert acceptance.gain == pytest.approx(0.5), "a draft that ended brought nothing more"
+
+
+def test_a_draft_that_is_never_right_brings_nothing_further() -> None:
+    acceptance = Acceptance(usual=Acceptance())
+    for _ in range(200):
+        acceptance.add(num_drafted=4, num_accepted=0, num_requested=4)
+    assert acceptance.gain == pytest.approx(acceptance.rate, abs=0.01)
+
+
+def test_a_sequence_begins_with_what_goes_on_in_others() -> None:
+    usual = Acceptance()
+    for _ in range(200):
+        usual.add(num_drafted=3, num_accepted=1, num_requested=3)
+    assert Acceptance(usual=usual).gain == pytest.approx(usual.gain, abs=1e-6)
+    assert usual.gain < 0.4 < usual.rate
+
+
 def test_a_step_without_a_draft_changes_no_rate() -> None:
     acceptance = Acceptance()
     before = acceptance.rate

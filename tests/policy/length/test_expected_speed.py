@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -68,6 +69,14 @@ def test_what_is_not_reached_is_worth_nothing_and_costs_nothing() -> None:
     dear = RoundCost(0.1, 0.0, 0.0, deepest=8)
     assert paying_lengths([1.0], [4], FLAT, dear) == [4]
     assert paying_lengths([1.0], [4], FLAT, dear, [0.05]) == [0], "2.05 tokens in twice the time"
+
+
+def test_drafts_that_go_on_only_where_they_are_right_are_asked_to_be_long() -> None:
+    """Half of the drafts end after their first token. Of the others, nearly all is accepted."""
+    by_step = RoundCost(0.0, 0.055, 0.0, deepest=8)
+    alone = Candidates([0.7], [4], [0.5])
+    assert fastest_lengths(alone, FLAT, by_step).lengths == [1]
+    assert fastest_lengths(replace(alone, gains=[0.49]), FLAT, by_step).lengths == [4]
 
 
 def test_no_rows_no_lengths() -> None:

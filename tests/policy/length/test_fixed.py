@@ -85,7 +85,7 @@ def test_each_sequence_of_a_round_has_a_budget_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("policy", "made"),
     [
-        ("goodput", Goodput(DraftBudget.chain(8, 0.3))),
+        ("goodput", Goodput(DraftBudget.chain(8, 0.4))),
         ("fixed", FixedLength(DraftBudget.chain(4))),
         ("confidence", FixedLength(DraftBudget.chain(8, 0.4))),
         ("adaedl", AdaEdl(DraftBudget.chain(8))),
@@ -100,7 +100,7 @@ def test_the_config_names_the_policy(policy: str, made: LengthPolicy) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "make", "most"),
-    [("goodput", Goodput, DraftBudget.chain(8, 0.3)), ("fixed", FixedLength, DraftBudget.chain(4))],
+    [("goodput", Goodput, DraftBudget.chain(8, 0.4)), ("fixed", FixedLength, DraftBudget.chain(4))],
 )
 def test_a_table_bounds_any_policy(policy: str, make: Callable[[DraftBudget], LengthPolicy], most: DraftBudget) -> None:
     config = SpeculativeConfig.from_mapping(

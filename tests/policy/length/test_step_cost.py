@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.policy.length.step_cost import FEW, NUM_STEPS, WEIGHT, StepCost
+from starspec.policy.length.step_cost import FEW, MAX_RATIO, NUM_STEPS, WEIGHT, StepCost
 
 SIZES = np.arange(1, 30)
 
@@ -66,6 +66,17 @@ def test_a_size_between_two_may_cost_as_little_as_the_smaller_one() -> None:
     assert float(cost.hopeful(np.array([8.0]))[0]) == pytest.approx(0.15)
 
 
+def test_a_batch_that_shrinks_is_not_thought_to_be_quick_without_drafts() -> None:
+    """A step that reads weights takes as long for fewer tokens."""
+    cost = StepCost()
+    cost.add(8, 0.1)
+    assert predicted(cost, 2) == pytest.approx(0.025), "a lower bound, while nothing else is known"
+    cost.add(16, 0.12)
+    assert predicted(cost, 2) == cost.seconds(2) == pytest.approx(0.085)
+    cost.add(24, 0.5)
+    assert predicted(cost, 2) == cost.seconds(2) == pytest.approx(0.025), "never below that bound"
+
+
 def test_sizes_that_were_measured_in_the_wrong_order_have_their_common_mean() -> None:
     cost = StepCost()
     for _ in range(FEW):
@@ -91,15 +102,15 @@ def test_of_the_first_few_the_shortest_counts() -> None:
     for seconds in (5.0, 0.1, 0.2):
         cost.add(4, seconds)
     assert predicted(cost, 4) == pytest.approx(0.1)
-    cost.add(4, 0.2)
-    assert predicted(cost, 4) == pytest.approx(0.1 + 0.1 / 4)
+    cost.add(4, 0.12)
+    assert predicted(cost, 4) == pytest.approx(0.1 + 0.02 / 4)
 
 
 def test_it_follows_what_changes() -> None:
     cost = StepCost()
     for _ in range(50):
         cost.add(4, 0.1)
-    for _ in range(round(3 / WEIGHT)):
+    for _ in range(round(4 / WEIGHT)):
         cost.add(4, 0.2)
     assert predicted(cost, 4) == pytest.approx(0.2, rel=0.05)
 
@@ -109,7 +120,8 @@ def test_one_interrupted_step_says_little() -> None:
     for _ in range(50):
         cost.add(4, 0.1)
     cost.add(4, 60.0)
-    assert predicted(cost, 4) == pytest.approx((1 + WEIGHT) * 0.1)
+    assert predicted(cost, 4) == pytest.approx((1 + (MAX_RATIO - 1) * WEIGHT) * 0.1)
+    assert MAX_RATIO * WEIGHT < 0.2, "else one step decides whether drafts pay"
 
 
 @pytest.mark.parametrize("num_between", [1, 16])

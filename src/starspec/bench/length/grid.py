@@ -26,7 +26,6 @@ from starspec.speculation.budget import DraftBudget
 
 LENGTHS: Final = (1, 2, 3, 4, 6, 8, 10)  # fixed ones
 MOST: Final = DraftBudget.chain(max(LENGTHS))
-P_MIN: Final = 0.4  # of the policy by confidence, as llama.cpp's examples have it
 NUM_WORST: Final = 8  # cells in the second table
 
 
@@ -53,7 +52,7 @@ POLICIES: Final[dict[str, LengthPolicy]] = {
     "goodput": Goodput(DraftBudget.chain(MOST.num_steps, DOUBT)),
     "dsde": Dsde(DraftBudget.chain(5)),
     "adaedl": AdaEdl(MOST),
-    "confidence": FixedLength(DraftBudget.chain(MOST.num_steps, P_MIN)),
+    "confidence": FixedLength(DraftBudget.chain(MOST.num_steps, DOUBT)),
     "without waits": WithoutWaits(MOST),
 }
 

@@ -14,6 +14,7 @@ import msgspec
 
 from starspec.config import build, nearest
 from starspec.config.checks import is_probability
+from starspec.config.speculative import DOUBT
 from starspec.errors import ConfigError
 
 PREFIX: Final = "STARSPEC_"
@@ -38,7 +39,7 @@ class VllmSettings:
     insecure: bool = False  # allow a host that is not loopback without keys
     name: str | None = None  # this server in the hub's logs and traces; None = host and process
     deadline_ms: float | None = None  # longest wait of a step for proposals; None = follows recent rounds
-    draft_p_min: float = 0.4  # `DRAFT_P_MIN` in config/option.py has its meaning
+    draft_p_min: float = DOUBT  # `DRAFT_P_MIN` in config/option.py has its meaning
     fallback: Fallback = "ngram"  # what drafts in steps without a hub
     prompt_lookup_min: int = 2  # shortest n-gram that is looked up
     prompt_lookup_max: int = 4  # longest

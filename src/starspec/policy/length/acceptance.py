@@ -39,6 +39,7 @@ class Acceptance:
         self._usual = usual
         self._accepted = DecayedRatio(fade, first_rate, num_prior)
         self._continued = DecayedRatio(fade, first_reach, num_prior)
+        self._gained = DecayedRatio(fade)
         self.num_idle_rounds = 0  # in a row, without a draft
 
     @property
@@ -50,6 +51,18 @@ class Acceptance:
     def reach(self) -> float:
         """Probability that a draft goes on after a token, if more was requested: a hub ends drafts when in doubt."""
         return self._continued.value if self._usual is None else self._continued.shrunk(self._usual.reach, NUM_USUAL)
+
+    @property
+    def gain(self) -> float:
+        """Probability that a draft goes on after an accepted token, and the next token is accepted, too.
+
+        This is more than `rate * reach`: a hub that is sure of its draft goes on, and is right more often. Without
+        accepted tokens nothing is known of it but that.
+        """
+        product = self.rate * self.reach
+        if self._usual is not None and self._usual.rate * self._usual.reach > 0.0:
+            product *= self._usual.gain / (self._usual.rate * self._usual.reach)
+        return min(1.0, self._gained.shrunk(product, NUM_USUAL))
 
     @property
     def is_idle(self) -> bool:
@@ -69,4 +82,6 @@ class Acceptance:
         self.num_idle_rounds = 0
         self._accepted.add(num_accepted, num_accepted + (num_accepted < num_drafted))
         ended_early = num_requested is not None and num_drafted < num_requested
+        further = max(0, num_accepted - 1)
+        self._gained.add(further, further + (num_accepted > 0 and (num_accepted < num_drafted or ended_early)))
         self._continued.add(num_drafted - 1, num_drafted - 1 + ended_early)

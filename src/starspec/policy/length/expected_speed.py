@@ -1,10 +1,10 @@
 """The draft lengths of a round that give the most expected tokens per second, or none where none pay.
 
-Each draft token of a sequence is worth the probability that it is accepted. It costs its share of the target's next
-step and of the wait for the proposals. Sequences share both costs, so they are weighed together. For each depth that
-drafts may have, all draft tokens are sorted from the likeliest down, and as many are taken as give the most expected
-tokens per second. The best depth wins. A hub may end a draft before its requested length. A token that is not drafted
-is worth nothing and costs nothing.
+Each draft token of a sequence is worth the probability that it is drafted and accepted. It costs its share of the
+target's next step and of the wait for the proposals. Sequences share both costs, so they are weighed together. For each
+depth that drafts may have, all draft tokens are sorted from the likeliest down, and as many are taken as give the most
+expected tokens per second. The best depth wins. A hub may end a draft before its requested length. A token that is not
+drafted is worth nothing and costs nothing.
 
 A tree is weighed as a chain whose tokens cost as much as all nodes of their depth.
 """
@@ -41,6 +41,7 @@ class Candidates:
     rates: Sequence[float]  # for each sequence, the probability that a draft token is accepted if all before it are
     limits: Sequence[int]  # for each sequence, the most draft tokens it may have
     reaches: Sequence[float] | None = None  # the probability that its draft continues after a token; None = 1 for all
+    gains: Sequence[float] | None = None  # ... and that the next token is accepted, too; None = rate times reach
     are_fixed: Sequence[bool] | None = None  # whether it gets just its limit, whatever that costs; None = none does
     widths: Sequence[int] | None = None  # nodes of a draft at each depth, at least as many as the limits; None = 1
     num_others: int = 0  # sequences of the round whose drafts are not chosen here, taken as if they had none
@@ -67,15 +68,17 @@ def fastest_lengths(
         return _plain(candidates, step_cost)
     depths = np.arange(1, max_depth + 1)
     has_room = depths <= limits[:, None]
-    worth = np.where(has_room, rates[:, None] ** depths, -1.0)  # [sequences, depths], of a drafted token
+    reach = np.ones(len(rates)) if candidates.reaches is None else np.array(candidates.reaches, float)
+    gain = rates * reach if candidates.gains is None else np.array(candidates.gains, float)
+    # [sequences, depths], expected tokens
+    drafted = np.where(has_room, reach[:, None] ** (depths - 1), 0.0)
+    accepted = np.where(has_room, rates[:, None] * gain[:, None] ** (depths - 1), 0.0)
     is_fixed = np.zeros(len(rates), bool) if candidates.are_fixed is None else np.array(candidates.are_fixed, bool)
     if not step_cost:
-        likely = (worth >= WORTHLESS).sum(axis=1)
+        likely = (accepted >= WORTHLESS).sum(axis=1)
         return ChosenLengths(np.where(is_fixed, limits, likely).tolist())
-    reach = np.ones(len(rates)) if candidates.reaches is None else np.array(candidates.reaches, float)
-    drafted = np.where(has_room, reach[:, None] ** (depths - 1), 0.0)  # [sequences, depths]: expected tokens
     widths = np.ones(max_depth) if candidates.widths is None else np.array(candidates.widths[:max_depth], float)
-    table = _Table(worth, drafted, is_fixed, widths, len(rates) + candidates.num_others)
+    table = _Table(accepted, drafted, has_room, is_fixed, widths, len(rates) + candidates.num_others)
     predict = step_cost.hopeful if is_hopeful else step_cost.predict
     taken, best = table.fastest(predict, round_cost, min_gain)
     return ChosenLengths(np.bincount(taken // max_depth, minlength=len(rates)).tolist(), best)
@@ -93,21 +96,24 @@ class _Table:
 
     def __init__(
         self,
-        worth: NDArray[np.float64],
+        accepted: NDArray[np.float64],
         drafted: NDArray[np.float64],
+        has_room: NDArray[np.bool_],
         is_fixed: NDArray[np.bool_],
         widths: NDArray[np.float64],
         num_sequences: int,
     ) -> None:
-        self._gained = worth * drafted
+        self._accepted = accepted
         self._nodes = drafted * widths
         self._num_sequences = num_sequences
-        may_be_taken = worth >= 0.0
+        # of a token that is drafted: that it is accepted. None is worth more than the one before it.
+        worth = np.minimum.accumulate(accepted / np.where(drafted > 0.0, drafted, 1.0), axis=1)
         fixed = drafted * is_fixed[:, None]
-        are_fixed = may_be_taken & is_fixed[:, None]
+        are_fixed = has_room & is_fixed[:, None]
         self._num_fixed = int(are_fixed.sum())
-        order = np.argsort(-(worth + 2.0 * are_fixed).ravel(), kind="stable")  # fixed ones, then the likeliest ones
-        self._order = order[: int(may_be_taken.sum())]  # stable: a sequence's first token comes first
+        first = np.where(has_room, worth + 2.0 * are_fixed, -1.0)  # fixed ones, then the likeliest ones
+        order = np.argsort(-first.ravel(), kind="stable")  # stable: a sequence's first token comes first
+        self._order = order[: int(has_room.sum())]
         # a draft step runs if any sequence continues
         self._steps = (1.0 - np.prod(1.0 - drafted, axis=0)) * widths
         self._fixed_steps = (1.0 - np.prod(1.0 - fixed, axis=0)) * widths
@@ -115,11 +121,11 @@ class _Table:
     def fastest(self, predict: Predict, round_cost: RoundCost, min_gain: float) -> tuple[NDArray[np.int64], float]:
         """The tokens to take, as flat indices [N], and their speed: the fixed ones only, if no others gain enough."""
         order, num_fixed, max_depth = self._order, self._num_fixed, self._nodes.shape[1]
-        gained, nodes = self._gained.flat[order], self._nodes.flat[order]
+        accepted, nodes = self._accepted.flat[order], self._nodes.flat[order]
         depths = np.arange(1, max_depth + 1)
         is_allowed = order % max_depth < depths[:, None]  # [depths, tokens]: in drafts that are at most so deep
         is_allowed[:, :num_fixed] = True
-        expected = self._num_sequences + np.cumsum(np.where(is_allowed, gained, 0.0), axis=1)
+        expected = self._num_sequences + np.cumsum(np.where(is_allowed, accepted, 0.0), axis=1)
         num_nodes = np.cumsum(np.where(is_allowed, nodes, 0.0), axis=1)
         num_steps = np.cumsum(self._steps - self._fixed_steps) + self._fixed_steps.sum()
         wait_s = round_cost.seconds(num_steps[:, None], num_nodes)
@@ -138,4 +144,4 @@ class _Table:
         seconds = predict(self._num_sequences + num_nodes)
         if self._num_fixed:
             seconds = seconds + round_cost.seconds(float(self._fixed_steps.sum()), num_nodes)
-        return float((self._num_sequences + self._gained.flat[fixed].sum()) / seconds[0])
+        return float((self._num_sequences + self._accepted.flat[fixed].sum()) / seconds[0])

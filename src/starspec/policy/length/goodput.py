@@ -73,6 +73,7 @@ class _Round:
         self._acceptances = [each.acceptance or Acceptance() for each in self._sequences]
         self._rates = [each.rate for each in self._acceptances]
         self._reaches = [each.reach for each in self._acceptances]
+        self._gains = [each.gain for each in self._acceptances]
         self._tried: Collection[int] = ()  # indices of the sequences that take part in a trial
         # trials of the last round that may go on
         self._growing_to, self._trials.growing_to = self._trials.growing_to, 0
@@ -132,6 +133,7 @@ class _Round:
             self._rates,
             limits,
             self._reaches,
+            self._gains,
             self._are_asked if any(self._are_asked) else None,
             None if self._budget.is_chain else np.diff(self._nodes).tolist(),
             self._num_others,
@@ -337,11 +339,12 @@ class _Round:
     def _cost_of(self, lengths: Sequence[int]) -> float:
         """Seconds of a round, at most, less what its expected tokens would take without drafts."""
         depths = np.arange(max(lengths, default=0))
-        drafted = np.array(self._reaches)[:, None] ** depths * (depths < np.array(lengths)[:, None])
+        is_asked = depths < np.array(lengths)[:, None]
+        drafted = is_asked * np.array(self._reaches)[:, None] ** depths
         widths = np.diff(self._nodes)[: len(depths)]
         num_nodes = float((drafted * widths).sum())
         num_steps = float(((1.0 - np.prod(1.0 - drafted, axis=0)) * widths).sum())
-        gained = float((drafted * np.array(self._rates)[:, None] ** (depths + 1)).sum())
+        gained = float((is_asked * np.array(self._rates)[:, None] * np.array(self._gains)[:, None] ** depths).sum())
         wait_s = self._costs.rounds.cost.at_most(num_steps, num_nodes) if num_nodes else 0.0
         return self._costs.steps.at_most(self._num + num_nodes) + wait_s - (1.0 + gained / self._num) * self._plain_s()
 

@@ -3,8 +3,8 @@
 A step over few tokens takes as long as reading the weights; a step over many tokens takes as long as computing. Where
 one turns into the other depends on machine, model and context. So only one thing is assumed: fewer tokens never take
 longer. Sizes that were measured otherwise are given their common mean (isotonic regression). To take the least of them
-instead would make all drafts look cheap on a machine whose steps vary. A size that is larger or smaller than all
-measured sizes is assumed to be cheap, so that it is tried.
+instead would make all drafts look cheap on a machine whose steps vary. A size that is larger than all measured sizes is
+assumed to be cheap, so that it is tried. A smaller one is on the line through the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from starspec.policy.estimators import DecayedMean
 
 WEIGHT: Final = 0.1  # of a new measurement, once there are many
-MAX_RATIO: Final = 2.0  # of a measurement to what was known: one interrupted step says little
+MAX_RATIO: Final = 1.25  # of a measurement to what was known: one interrupted step says little
 NUM_WEIGHED: Final = 10  # measurements of a size that count, at most: the mean is of no more
 FEW: Final = 3  # measurements, of which the shortest counts: the first steps of a server take longer
 NUM_STEPS: Final = 2048  # a size unmeasured for so many is forgotten, and tried again: its cost may have changed
@@ -80,17 +80,18 @@ class StepCost:
         """Seconds of each size [N], which may be an expected number. Something must have been measured.
 
         A size between two measured sizes is on the line between them. A size above the largest costs as much as the
-        largest. A size below the smallest costs in proportion to it. The last two are lower bounds.
+        largest, which is a lower bound. A size below the smallest is on the line through smallest and largest; if there
+        is only one, it costs in proportion to it, which is a lower bound, too.
         """
         measured, fitted = self._fitted()
-        return np.asarray(np.interp(sizes, measured, fitted) * np.minimum(1.0, sizes / measured[0]))
+        return np.asarray(np.interp(sizes, measured, fitted) - self._below_s * np.maximum(0.0, measured[0] - sizes))
 
     def seconds(self, size: float) -> float:
         """As `predict`, of one size. This is much quicker for a single one."""
         measured, fitted = self._fitted()
         above = bisect_left(measured, size)
         if above == 0:
-            return float(fitted[0] * size / measured[0])
+            return float(fitted[0] - self._below_s * (measured[0] - size))
         if above == len(measured):
             return float(fitted[-1])
         share = (size - measured[above - 1]) / (measured[above] - measured[above - 1])
@@ -109,6 +110,15 @@ class StepCost:
         predicted, whole = self.predict(sizes), np.rint(sizes)
         below = np.clip(np.searchsorted(measured, whole, side="right") - 1, 0, None)
         return np.where(np.isin(whole, measured), predicted, np.minimum(fitted[below], predicted))
+
+    @property
+    def _below_s(self) -> float:
+        """Seconds by which a size below the smallest measured one is quicker, for each token less."""
+        measured, fitted = self._fitted()
+        in_proportion = fitted[0] / measured[0]
+        if len(measured) == 1:
+            return float(in_proportion)
+        return float(min(in_proportion, (fitted[-1] - fitted[0]) / (measured[-1] - measured[0])))
 
     def _fitted(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The measured sizes in order, and the seconds of each, at most those of any larger one."""
