@@ -10,7 +10,8 @@ from test_engine import OracleDrafts, finish, plain, spec_of
 from toy import HashRunner, WordTokenizer
 
 from starspec.config import TargetConfig
-from starspec.engine.engine import MAX_CHUNKS, TargetEngine
+from starspec.engine.engine import TargetEngine
+from starspec.engine.in_flight import MAX_CHUNKS
 from starspec.ids import RequestId
 from starspec.stats import TargetStats
 from starspec.windows.local import LocalVerifier

@@ -10,7 +10,8 @@ from toy_hub import ToyHub
 from starspec.bench.shard.modelled_stage import VOCAB, true_token
 from starspec.bench.shard.virtual_pipe import VirtualPipe
 from starspec.config import TargetConfig
-from starspec.engine.engine import MAX_CHUNKS, MAX_IN_FLIGHT, TargetEngine
+from starspec.engine.engine import TargetEngine
+from starspec.engine.in_flight import MAX_CHUNKS, MAX_IN_FLIGHT
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.ids import RequestId
 from starspec.policy.length.fixed import FixedLength

@@ -7,16 +7,16 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import get_args
 
-from msgspec.structs import replace
-
 from starspec.config import Policy, TargetConfig
 from starspec.engine.detokenize import Decodes, Detokenizer
 from starspec.engine.drafts import Drafts
+from starspec.engine.in_flight import InFlight
 from starspec.engine.prefill import LaunchedChunk, Prefiller
 from starspec.engine.request_checks import check_request
 from starspec.engine.request_table import RequestTable
 from starspec.engine.round import LaunchedRound, RoundRunner
 from starspec.engine.sequence import Finish, RoundOutput, SequenceState, TargetSequence
+from starspec.engine.step_outputs import StepOutputs
 from starspec.errors import CapacityError, QueueFull, RequestError
 from starspec.grammars.compile import Grammars
 from starspec.grammars.matcher import GrammarMatcher
@@ -28,13 +28,11 @@ from starspec.speculation.acceptance import DEFAULT_THRESHOLDS, KeyThresholds, R
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
 from starspec.windows.batching import make_scheduler
-from starspec.windows.verifier import Landed, Lost, Ticket, Verifier
+from starspec.windows.verifier import Landed, Lost, Verifier
 from starspec.wire.messages import EngineOutput, RequestSpec
 
 NO_GRAMMARS = "this target cannot hold answers to a grammar: a model in stages cannot, nor can old versions"
 RATE_WINDOW_S = 5.0
-MAX_CHUNKS = 4  # of prompts in flight, beside rounds
-MAX_IN_FLIGHT = 48  # launches, stale ones too: they all wait at a stage that pauses, and it keeps no more than 64
 LANDING_WAIT_S = 0.01  # so long a step waits for verdicts; then it looks at its hub and its gateways again
 
 
@@ -77,10 +75,10 @@ class TargetEngine:
         self._rounds = RoundRunner(verifier, drafts, stats, clock, trace)
         self._scheduler = make_scheduler(config)
         self._requests = RequestTable(verifier.cache, config.num_rows, config.max_num_queued_reqs)
-        self._in_flight: dict[Ticket, LaunchedRound | LaunchedChunk] = {}
+        self._in_flight = InFlight(verifier, drafts, self._requests)
         self._landed: deque[Landed | Lost] = deque()  # and not finished yet
         self._at_work: Sequence[TargetSequence] = ()  # of the chunk or round that is begun or finished just now
-        self._outputs: dict[RequestKey, EngineOutput] = {}  # of this step, so far
+        self._outputs = StepOutputs()  # so far
         self._rate = WindowRate(RATE_WINDOW_S, clock())  # of tokens
 
     @property
@@ -215,16 +213,16 @@ class TargetEngine:
         self._land(0.0)
         if not self._launch() and (self._in_flight or not self.verifier.depth):
             self._land(LANDING_WAIT_S)
-        return self._take_outputs()
+        return self._outputs.take()
 
     def _launch(self) -> bool:
         """Returns: whether there was something to launch, and room for it in flight."""
         self._at_work = ()
-        can_round, can_prefill = self._can_launch_round, self._can_launch_chunk
+        can_round, can_prefill = self._in_flight.can_take_round, self._in_flight.can_take_chunk
         if not (can_round or can_prefill):
             return False
         started_s = self._clock()
-        snapshot = self._snapshot(can_round=can_round)
+        snapshot = self._in_flight.snapshot(can_round=can_round)
         plan = self._scheduler.choose(snapshot)
         num_left_out = self._count_passed_over(snapshot, plan)
         scheduled_s = self._clock()
@@ -240,10 +238,11 @@ class TargetEngine:
         if not batch:  # all was lost just now
             return True
         self._at_work = batch
-        launched = self._rounds.begin(batch, self._num_live, are_presumed=self._num_windows > 1)
+        num_others, are_presumed = self._in_flight.num_live, self._in_flight.num_windows > 1
+        launched = self._rounds.begin(batch, num_others, are_presumed=are_presumed)
         if launched is None:
             return prefill is not None
-        self._in_flight[launched.ticket] = launched
+        self._in_flight.add(launched)
         self._land(0.0)
         self.stats.batch.schedule_s += scheduled_s - started_s
         self.stats.batch.grouping_wait_s += num_left_out * (self._clock() - started_s)
@@ -253,7 +252,7 @@ class TargetEngine:
         self._at_work = [sequence]
         launched = self._prefills.begin(sequence)
         if launched is not None:
-            self._in_flight[launched.ticket] = launched
+            self._in_flight.add(launched)
             self._land(0.0)
 
     def _land(self, timeout_s: float) -> None:
@@ -266,19 +265,19 @@ class TargetEngine:
             if isinstance(landed, Lost):
                 self._lose(landed)
                 continue
-            launched = self._in_flight.pop(landed.ticket)
+            launched = self._in_flight.take(landed.ticket)
             self._at_work = launched.batch
             if isinstance(launched, LaunchedChunk):
                 output = self._prefills.finish(launched, landed)
                 if output is not None:
-                    self._add_output(launched.sequence.key, output)
+                    self._outputs.add(launched.sequence.key, output)
             else:
                 self._finish_round(launched, landed)
 
     def _finish_round(self, launched: LaunchedRound, landed: Landed) -> None:
         num_tokens = 0
         for sequence, output in self._rounds.finish(launched, landed):
-            self._add_output(sequence.key, output)
+            self._outputs.add(sequence.key, output)
             num_tokens += len(output.token_ids)
             if sequence.state is SequenceState.FINISHED:
                 self.stats.num_finished += 1
@@ -298,23 +297,9 @@ class TargetEngine:
 
     def _end(self, sequence: TargetSequence, finish: Finish) -> None:
         """A request cannot go on. Effects: adds its last output to the step's outputs."""
-        self._add_output(sequence.key, sequence.output(RoundOutput(finish=finish)))
+        self._outputs.add(sequence.key, sequence.output(RoundOutput(finish=finish)))
         self.drafts.close(sequence)
         self._requests.release(sequence)
-
-    def _add_output(self, key: RequestKey, output: EngineOutput) -> None:
-        """Add to the step's outputs. Two rounds of a sequence can land in one step."""
-        before = self._outputs.get(key)
-        if before is not None:
-            logprobs = None if output.logprobs is None else [*(before.logprobs or []), *output.logprobs]
-            token_ids, text = [*before.token_ids, *output.token_ids], before.text + output.text
-            scored = [*(before.prompt_logprobs or []), *(output.prompt_logprobs or [])] or None
-            output = replace(output, token_ids=token_ids, text=text, logprobs=logprobs, prompt_logprobs=scored)
-        self._outputs[key] = output
-
-    def _take_outputs(self) -> dict[RequestKey, EngineOutput]:
-        outputs, self._outputs = self._outputs, {}
-        return outputs
 
     def keep_links(self) -> None:
         """Call it now and then while there is no work, so that hub and stages know that this target lives."""
@@ -332,7 +317,7 @@ class TargetEngine:
         failed = [each for each in self._at_work if each.row is not None]
         for sequence in failed or self._requests.with_rows:
             self._end(sequence, Finish("error", reason))
-        return self._take_outputs()
+        return self._outputs.take()
 
     def refresh_rate(self) -> None:
         """Update `stats.tokens_per_s` to now. Call it before reporting."""
@@ -356,51 +341,6 @@ class TargetEngine:
         if self._grammars is None:
             raise RequestError(NO_GRAMMARS, "structured_outputs")
         return self._grammars.compile(spec.grammar)
-
-    @property
-    def _num_windows(self) -> int:
-        """Windows of one sequence that may be in flight."""
-        return self.verifier.num_windows(self._requests.num_running, self.drafts.num_windows)
-
-    @property
-    def _num_live(self) -> int:
-        """Launches in flight, without rounds that all stand on refused tokens."""
-        return sum(each.is_live for each in self._in_flight.values())
-
-    @property
-    def _chunks(self) -> list[LaunchedChunk]:
-        """Those in flight."""
-        return [each for each in self._in_flight.values() if isinstance(each, LaunchedChunk)]
-
-    @property
-    def _can_launch_chunk(self) -> bool:
-        return self.verifier.depth > 0 and len(self._chunks) < MAX_CHUNKS
-
-    @property
-    def _can_launch_round(self) -> bool:
-        """Whether one more round may be in flight. Chunks are beside rounds."""
-        depth, num_windows = self.verifier.depth, self._num_windows
-        if depth and num_windows > 1:
-            depth = max(depth, num_windows * self._requests.num_running)
-        return self._num_live - len(self._chunks) < depth and len(self._in_flight) < MAX_IN_FLIGHT
-
-    def _snapshot(self, *, can_round: bool) -> ScheduleSnapshot:
-        """Args: can_round: whether a round may be launched."""
-        num_windows = self._num_windows
-        chunks = {each.sequence for each in self._chunks if each.is_last}  # wait for features, or are RUNNING
-        busy = {each for each in chunks if each.state is SequenceState.PREFILLING}
-        running = [each for each in self._requests.with_rows if each.state is SequenceState.RUNNING]
-        for each in running:
-            if not can_round or (self._in_flight and not self._may_launch(each, num_windows)):
-                busy.add(each)
-        return self._requests.snapshot(busy, self.verifier.depth if num_windows == 1 else 1)
-
-    def _may_launch(self, sequence: TargetSequence, num_windows: int) -> bool:
-        """Whether a running sequence may be in the next round, beside what is in flight."""
-        flights = sequence.flights
-        if not flights:
-            return not self.drafts.holds_back(sequence)
-        return len(flights) < num_windows and flights.may_go_on and self.drafts.can_go_on(sequence)
 
     def _count_passed_over(self, snapshot: ScheduleSnapshot, plan: StepPlan) -> int:
         """As `RequestTable.note_plan`. Returns: how many could be in this step's round and are not."""
