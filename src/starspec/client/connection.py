@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 import structlog
 
 from starspec.client.hub_record import HubRecord
 from starspec.client.listener import HubListener
 from starspec.client.tag import HubTag, TokenSource
+from starspec.client.waited import Waited, round_of
 from starspec.config import SampleMethod
 from starspec.ids import Tag
 from starspec.log_limit import LogLimit
-from starspec.policy.deadline import Deadline, Round
+from starspec.policy.deadline import Deadline
 from starspec.policy.hub_account import HubAccount
 from starspec.policy.liveness import PING_INTERVAL_S, HubLiveness
 from starspec.policy.patience import note_deadline_passed
@@ -32,13 +33,6 @@ from starspec.wire.session import Role, TagSession
 from starspec.wire.transports.base import TargetTransport
 
 log = structlog.get_logger()
-
-
-class Waited(NamedTuple):
-    """How a wait ended."""
-
-    late: Sequence[HubTag] = ()  # awaited tags without an answer
-    round: Round | None = None  # None = the wait does not tell how long drafting takes
 
 
 class HubConnection:
@@ -274,7 +268,7 @@ class HubConnection:
         held_s = [tag.held_back_s for tag in asked if tag.held_back_s is not None]
         late = self._wait_for(awaited, min(held_s, default=started_s)) if awaited else []
         is_telling = bool(asked) and not held_s
-        round_ = _round_of(asked, late, self._clock() - started_s) if is_telling else None
+        round_ = round_of(asked, late, self._clock() - started_s) if is_telling else None
         if round_ is not None:
             self.record.rounds.add(round_)
         if self.record.patience.is_pausing:
@@ -357,16 +351,3 @@ class HubConnection:
     def _find(self) -> None:
         self._liveness.find(self._clock())
         self._listener.found()
-
-
-def _round_of(asked: Sequence[HubTag], late: Sequence[HubTag], seconds: float) -> Round | None:
-    """Returns: what this wait shows about the time that drafting takes. None if the hub prefilled, or drafted nothing.
-
-    A hub may end a draft early, so a proposal counts with its own length.
-    """
-    if late and all(tag.is_opening for tag in late):
-        return None
-    if not late and not any(tag.num_proposed for tag in asked):
-        return None
-    lengths = [tag.num_proposed or tag.num_wanted for tag in asked]
-    return Round(lengths, seconds, sum(tag.num_behind for tag in asked))
