@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -21,94 +18,31 @@ from starlette.responses import JSONResponse, Response
 
 from starspec import __version__
 from starspec.audit import AuditLog
-from starspec.config import GatewayConfig
 from starspec.errors import RequestError, StarspecError
 from starspec.gateway.background import run_forever
-from starspec.gateway.dashboard.feed import StarFeed
 from starspec.gateway.dashboard.routes import DashboardRoutes
-from starspec.gateway.drain import Drain, DrainMiddleware
+from starspec.gateway.drain import DrainMiddleware
 from starspec.gateway.formats import ChatFormat, CompletionFormat, ReplyBuilder, ReplyFormat, VerificationBuilder
 from starspec.gateway.generation import Generation
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.health import HealthRoutes
 from starspec.gateway.http_errors import CLIENT_LEFT, http_error_of
-from starspec.gateway.hub_status import HubStatusPoller
 from starspec.gateway.metrics import GatewayMetrics, MetricsMiddleware, RequestTimer
-from starspec.gateway.prompts import PromptCodec
 from starspec.gateway.recent import Recent
 from starspec.gateway.request_body import JsonRoute, readers
 from starspec.gateway.request_checks import ApiKeyMiddleware, BodyLimitMiddleware, FramingMiddleware
 from starspec.gateway.responses.delivery import ResponseBuilder, ResponseDelivery
 from starspec.gateway.responses.schema import ResponsesRequest
 from starspec.gateway.retry_after import RetryAfter
-from starspec.gateway.router import Router
-from starspec.gateway.schema import (
-    ChatCompletionRequest,
-    ChatPrompt,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-    VerifyRequest,
-)
-from starspec.gateway.served_model import ModelIdentity
+from starspec.gateway.schema import ChatCompletionRequest, CompletionRequest, VerifyRequest
+from starspec.gateway.services import Served, Services
 from starspec.gateway.stream import Delivery, EventStream, until_disconnect, within
-from starspec.gateway.target_set import TargetSet
 from starspec.gateway.token_text import TokenText
-from starspec.gateway.translate import Translator
-from starspec.gateway.unsupported import refuse_unsupported
-from starspec.observe.metrics import StatusSnapshot
+from starspec.gateway.tokenization import TokenizationRoutes
 from starspec.quoting import quoted, shortened
 
 MakeBuilder = Callable[[ReplyOptions, str], ReplyBuilder]
 """Makes what builds the replies of one request: (its options, the id of the reply)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """One model that is served."""
-
-    identity: ModelIdentity
-    targets: TargetSet
-    codec: PromptCodec
-    translator: Translator
-
-    def card(self) -> dict[str, Any]:
-        return {
-            "id": self.identity.model,
-            "object": "model",
-            "created": self.identity.created_s,
-            "owned_by": "starspec",
-            "max_model_len": self.targets.max_model_len,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """What the routes use."""
-
-    config: GatewayConfig
-    served: Mapping[str, Served]  # by its name in the API; the first one answers requests that name none
-    router: Router
-    drain: Drain
-    feed: StarFeed
-    clock: Callable[[], float] = time.monotonic
-    hub: HubStatusPoller | None = None
-
-    def of(self, asked: str | None) -> Served:
-        """The model that a request asks for. Raises: RequestError with the names there are."""
-        found = next(iter(self.served.values())) if asked is None else self.served.get(asked)
-        if found is None:
-            near = get_close_matches(shortened(asked or ""), self.served, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"this server has {', '.join(map(repr, self.served))}"
-            raise RequestError(f"the model {quoted(asked or '')} does not exist; {hint}", "model", 404)
-        return found
-
-    def snapshot(self) -> StatusSnapshot:
-        return StatusSnapshot(self.router.statuses, self.hub.status if self.hub else None)
-
-    def num_waiting(self) -> int:
-        """Requests in the queues of the targets."""
-        return sum(status.num_waiting for status in self.router.statuses)
 
 
 class Routes:
@@ -119,6 +53,7 @@ class Routes:
         self._metrics = metrics
         self._recent_metrics = Recent(partial(generate_latest, metrics.registry), services.clock)
         models = {name: each.targets for name, each in services.served.items()}
+        self.of_tokens = TokenizationRoutes(services)
         self.of_health = HealthRoutes(services.router, models, services.hub, services.clock)
         self._retry_after = retry_after
 
@@ -154,16 +89,6 @@ class Routes:
         served = self._services.of(model_id)
         self.of_health.check_ready()
         return JSONResponse(served.card())
-
-    async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
-        served = self._services.of(body.model)
-        refuse_unsupported(body.model_extra, TokenizeRequest.model_fields)
-        return await _json_unless_left(_tokenization(served, body), request)
-
-    async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
-        served = self._services.of(body.model)
-        refuse_unsupported(body.model_extra, DetokenizeRequest.model_fields)
-        return await _json_unless_left(_detokenization(served, body), request)
 
     async def metrics(self) -> Response:
         return Response(self._recent_metrics.get(), media_type=CONTENT_TYPE_LATEST)
@@ -240,48 +165,6 @@ def _verification_builder_of(served: Served) -> MakeBuilder:
     return make
 
 
-async def _tokenization(served: Served, body: TokenizeRequest) -> bytes:
-    token_ids = await _tokenized(served, body)
-    codec, length = served.codec, served.targets.max_model_len
-
-    def encoded() -> bytes:  # on a worker thread, because there may be a million tokens
-        strings = [codec.tokens.text_of(token_id) for token_id in token_ids] if body.return_token_strs else None
-        return msgspec.json.encode(
-            {"count": len(token_ids), "max_model_len": length, "tokens": token_ids, "token_strs": strings}
-        )
-
-    return await codec.run(encoded)
-
-
-async def _detokenization(served: Served, body: DetokenizeRequest) -> bytes:
-    return msgspec.json.encode({"prompt": await served.codec.decode(body.tokens)})
-
-
-async def _tokenized(served: Served, body: TokenizeRequest) -> list[int]:
-    length = served.targets.max_model_len
-    if (body.prompt is None) == (body.messages is None):
-        raise RequestError("give either prompt or messages", "prompt")
-    if body.prompt is not None:
-        adds_special = body.add_special_tokens is not False
-        return await served.codec.encode(body.prompt, "prompt", length, add_special_tokens=adds_special)
-    chat = ChatPrompt.model_construct(  # checked already
-        messages=body.messages or [],
-        tools=body.tools,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        chat_template_kwargs=body.chat_template_kwargs,
-    )
-    return await served.codec.encode_chat(chat, length)
-
-
-async def _json_unless_left(work: Coroutine[Any, Any, bytes], request: Request) -> Response:
-    """The JSON that `work` makes; nothing if the client leaves before."""
-    body = await until_disconnect(work, request.receive)
-    if body is None:
-        return Response(status_code=CLIENT_LEFT)
-    return Response(body, media_type="application/json")
-
-
 def build_app(services: Services, metrics: GatewayMetrics, audit: AuditLog) -> FastAPI:
     """The ASGI application; its lifespan runs the router."""
     retry_after = RetryAfter(services.num_waiting, services.clock)
@@ -313,8 +196,8 @@ def _add_routes(app: FastAPI, routes: Routes, json_route: type[JsonRoute]) -> No
         "/v1/chat/completions": routes.chat_completions,
         "/v1/responses": routes.responses,
         "/v1/verify": routes.verify,
-        "/tokenize": routes.tokenize,
-        "/detokenize": routes.detokenize,
+        "/tokenize": routes.of_tokens.tokenize,
+        "/detokenize": routes.of_tokens.detokenize,
     }
     for path, endpoint in gets.items():
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None)

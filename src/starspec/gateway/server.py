@@ -18,7 +18,7 @@ import uvicorn
 
 from starspec.audit import AuditLog
 from starspec.config import GatewayConfig
-from starspec.gateway.app import Served, Services, build_app
+from starspec.gateway.app import build_app
 from starspec.gateway.checks import keys_of
 from starspec.gateway.connections import ConnectionTable
 from starspec.gateway.dashboard.feed import StarFeed
@@ -31,6 +31,7 @@ from starspec.gateway.metrics import GatewayMetrics
 from starspec.gateway.routed_target import ServingLink
 from starspec.gateway.router import Router
 from starspec.gateway.served_model import load_served_models
+from starspec.gateway.services import Served, Services
 from starspec.gateway.translate import Translator
 from starspec.log_limit import LogLimit
 from starspec.wire.transports.serving_client import ServingClient
