@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from starspec.config import MAX_DRAFT_TOKENS, Policy, nearest
 from starspec.errors import CapacityError, ContextTooLong, RequestError
 from starspec.gateway.answer_form import FormChecks, form_of
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
@@ -26,10 +25,10 @@ from starspec.gateway.schema import (
     VerifyRequest,
 )
 from starspec.gateway.served_model import GenerationDefaults
+from starspec.gateway.speculation import Speculation
 from starspec.gateway.tools import ToolUse
 from starspec.gateway.unsupported import refuse_unsupported
 from starspec.policy.retry_after import NO_TARGET_S
-from starspec.quoting import quoted
 from starspec.request_specs import check_context, request_specs
 from starspec.sampling_params import SamplingParams
 from starspec.wire.messages import DraftToVerify
@@ -37,9 +36,17 @@ from starspec.wire.messages import DraftToVerify
 DEFAULT_COMPLETION_TOKENS: Final = 16  # max_tokens of /v1/completions; a chat may fill the context
 MAX_TOKENS_SENT: Final = 2**20  # prompt tokens of all answers of a request, which the targets get one by one
 SEEDS: Final = 2**63  # a seed may be any integer; it is taken modulo this
-SPECULATIVE_KEYS: Final = ["num_speculative_tokens", "length", "relaxed"]
-LENGTH_KEYS: Final = ["policy"]
-RELAXED_KEYS: Final = ["tau"]
+
+
+class _Asked(NamedTuple):
+    """A request of any kind, before its prompts are checked."""
+
+    request: SamplingFields
+    params: SamplingParams
+    prompts: Sequence[TokenIds]
+    prompt_param: str  # where the prompts came from
+    limit_param: str | None  # what limits the answer; None = a default does
+    max_model_len: int | None  # the targets' context; None = no target is connected
 
 
 class Translator:
@@ -70,7 +77,7 @@ class Translator:
         given = _several(request.prompt)
         prompts = await self._prompts(request, given, max_model_len)
         limit_param = "max_tokens" if request.max_tokens is not None else None
-        made = await self._made(request, params, prompts, "prompt", limit_param, max_model_len)
+        made = await self._made(_Asked(request, params, prompts, "prompt", limit_param, max_model_len))
         if not request.echo:
             return made
         texts = [each if isinstance(each, str) else await self._codec.decode(each) for each in given]
@@ -91,7 +98,7 @@ class Translator:
         )
         params = self._params(completion, 1 + max(draft.tree.depths, default=0), None)
         prompts = await self._prompts(completion, [request.prompt], max_model_len)
-        made = await self._made(completion, params, prompts, "prompt", "draft_token_ids", max_model_len)
+        made = await self._made(_Asked(completion, params, prompts, "prompt", "draft_token_ids", max_model_len))
         spec = msgspec.structs.replace(made.specs[0], draft=draft, num_draft_tokens=0)
         return replace(made, specs=(spec,))
 
@@ -104,7 +111,7 @@ class Translator:
         prompt = await self._codec.encode_chat(told, max_model_len)
         limit_param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         try:
-            made = await self._made(request, params, [prompt], "messages", limit_param, max_model_len)
+            made = await self._made(_Asked(request, params, [prompt], "messages", limit_param, max_model_len))
         except RequestError as error:
             is_of_tools = tool_use is not None and tool_use.demand is not None
             if not (is_of_tools and (error.param or "").startswith("structured_outputs")):
@@ -214,50 +221,35 @@ class Translator:
             for each in given
         ]
 
-    async def _made(
-        self,
-        request: SamplingFields,
-        params: SamplingParams,
-        prompts: Sequence[TokenIds],
-        param: str,
-        limit_param: str | None,
-        max_model_len: int | None,
-    ) -> GenerationRequest:
+    async def _made(self, asked: _Asked) -> GenerationRequest:
         """Check its grammar, which keeps only other new grammars waiting, and all the rest.
 
         Raises: RequestError; CapacityError if too many grammars wait, or as `completion`.
         """
-        if params.grammar is not None:
-            await self._form_checks.check(request, params.grammar)
-        return await self._codec.run(
-            self._generation_request, request, params, prompts, param, limit_param, max_model_len
-        )
+        if asked.params.grammar is not None:
+            await self._form_checks.check(asked.request, asked.params.grammar)
+        return await self._codec.run(self._generation_request, asked)
 
-    def _generation_request(
-        self,
-        request: SamplingFields,
-        params: SamplingParams,
-        prompts: Sequence[TokenIds],
-        param: str,
-        limit_param: str | None,
-        max_model_len: int | None,
-    ) -> GenerationRequest:
-        self._check_prompts(prompts, params.n, param)
-        speculation = Speculation.of(request.speculative)
-        options = _reply_options(request, params)
-        if max_model_len is None:
+    def _generation_request(self, asked: _Asked) -> GenerationRequest:
+        params = asked.params
+        self._check_prompts(asked.prompts, params.n, asked.prompt_param)
+        speculation = Speculation.of(asked.request.speculative)
+        options = _reply_options(asked.request, params)
+        if asked.max_model_len is None:
             raise CapacityError("no target is connected that could take this request", NO_TARGET_S)
-        for prompt in prompts:
-            _check_room(len(prompt), params, param, limit_param, max_model_len)
+        for prompt in asked.prompts:
+            _check_room(len(prompt), asked, asked.max_model_len)
         ends, bad_words = self._codec.eos_token_ids, self._codec.bad_words(params.bad_words or ())
         specs = tuple(
             spec
-            for prompt in prompts
+            for prompt in asked.prompts
             for spec in request_specs(
-                prompt, _within(params, max_model_len - len(prompt)), ends, *speculation, bad_words=bad_words
+                prompt, _within(params, asked.max_model_len - len(prompt)), ends, *speculation, bad_words=bad_words
             )
         )
-        return GenerationRequest(specs=specs, num_prompts=len(prompts), prompt_param=param, options=options)
+        return GenerationRequest(
+            specs=specs, num_prompts=len(asked.prompts), prompt_param=asked.prompt_param, options=options
+        )
 
     def _check_prompts(self, prompts: Sequence[TokenIds], num_answers: int, param: str) -> None:
         for prompt in prompts:
@@ -279,9 +271,8 @@ def _several(prompt: Any) -> Sequence[str | TokenIds]:
     return [prompt] if is_one else prompt
 
 
-def _check_room(
-    num_prompt_tokens: int, params: SamplingParams, param: str, limit_param: str | None, max_model_len: int
-) -> None:
+def _check_room(num_prompt_tokens: int, asked: _Asked, max_model_len: int) -> None:
+    param, limit_param = asked.prompt_param, asked.limit_param
     if num_prompt_tokens >= max_model_len:
         raise ContextTooLong(
             f"{param}: the prompt has {num_prompt_tokens} tokens, which leaves no room for an answer in the "
@@ -289,70 +280,7 @@ def _check_room(
             param,
         )
     if limit_param is not None:
-        check_context(num_prompt_tokens, params.max_tokens or 0, param, limit_param, max_model_len)
-
-
-class Speculation(NamedTuple):
-    """What `"speculative"` of a request says."""
-
-    num_draft_tokens: int | None = None  # draft tokens a round: None = the target's own choice, 0 = off
-    length_policy: Policy | None = None  # None = the target's own
-    relaxed_tau: float = 0.0  # of relaxed verification; 0 = strict
-
-    @classmethod
-    def of(cls, given: bool | dict[str, Any] | None) -> Speculation:
-        """Raises: RequestError for unknown keys, naming the nearest one, and for values out of range."""
-        if given is None or given is True:
-            return cls()
-        if given is False:
-            return cls(num_draft_tokens=0)
-        _check_keys("speculative", given, SPECULATIVE_KEYS)
-        depth, policy = _depth_of(given.get("num_speculative_tokens")), _policy_of(given.get("length"))
-        return cls(depth, policy, _tau_of(given.get("relaxed")))
-
-
-def _depth_of(given: Any) -> int | None:
-    if given is None:
-        return None
-    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= MAX_DRAFT_TOKENS:
-        name = "speculative.num_speculative_tokens"
-        raise RequestError(f"{name} must be an integer, 0 to {MAX_DRAFT_TOKENS}", name)
-    return given
-
-
-def _policy_of(given: Any) -> Policy | None:
-    """Of `{"policy": "dsde"}`, as in a speculative config."""
-    name = "speculative.length"
-    if given is None:
-        return None
-    if not isinstance(given, dict):
-        raise RequestError(f'{name} must be an object, as {{"policy": "goodput"}}', name)
-    _check_keys(name, given, LENGTH_KEYS)
-    policy: Policy | None = given.get("policy")
-    if policy not in get_args(Policy):
-        unknown = f"{quoted(policy)} is unknown" if isinstance(policy, str) else "must be a string"
-        raise RequestError(f"{name}.policy {unknown}{nearest(str(policy), [*get_args(Policy)])}", f"{name}.policy")
-    return policy
-
-
-def _tau_of(given: Any) -> float:
-    """Of `{"tau": 0.2}`. There is no default: whoever gives exactness up says how far."""
-    name = "speculative.relaxed"
-    if given is None:
-        return 0.0
-    if not isinstance(given, dict):
-        raise RequestError(f'{name} must be an object, as {{"tau": 0.2}}', name)
-    _check_keys(name, given, RELAXED_KEYS)
-    tau = given.get("tau")
-    if isinstance(tau, bool) or not isinstance(tau, int | float) or not 0.0 <= tau <= 1.0:
-        raise RequestError(f"{name}.tau must be a number, 0 (strict) to 1", f"{name}.tau")
-    return float(tau)
-
-
-def _check_keys(name: str, given: dict[str, Any], known: list[str]) -> None:
-    for key in given:
-        if key not in known:
-            raise RequestError(f"{name}: unknown key {quoted(key)}{nearest(key, known)}", name)
+        check_context(num_prompt_tokens, asked.params.max_tokens or 0, param, limit_param, max_model_len)
 
 
 def _within(params: SamplingParams, room: int) -> SamplingParams:
