@@ -93,12 +93,12 @@ async def test_what_a_target_says_just_before_it_goes_is_heard_before_its_end(
     async with client_of(server) as client:
         client.send(SUBMIT)
         ((peer, _), *_) = await heard(server)
-        notice = client._notice
+        notice, running = client._notice, [server]
 
         def notice_after_the_end() -> None:
-            if not server._is_closed:
+            if running:
                 server.send(peer, [output(1)])
-                server.close()
+                running.pop().close()
                 assert zmq.Socket.shadow(client._monitor.underlying).poll(PATIENCE_S * 1e3)
             notice()
 

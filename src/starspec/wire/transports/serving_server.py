@@ -19,9 +19,9 @@ from starspec.errors import LinkError, PeerProtocolError
 from starspec.ids import PeerId, RequestId
 from starspec.log_limit import LogLimit
 from starspec.policy.peer_limits import ASK_WORK, BAD_WORK, READ_FRAMES, READ_PER_S, READ_UNITS, Allowance, work_of
-from starspec.wire.callers import Callers, Doorkeeper, key_name_of, owner_of
+from starspec.wire.callers import key_name_of, owner_of
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
-from starspec.wire.keys import Keys, require_keys
+from starspec.wire.keys import Keys
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Ask,
@@ -31,17 +31,10 @@ from starspec.wire.messages import (
     TargetToGateway,
 )
 from starspec.wire.messages.base import RequestName
+from starspec.wire.transports.server_socket import ServerSocket
 from starspec.wire.transports.serving_inbox import ServingInbox
-from starspec.wire.transports.sockets import (
-    GOODBYE_MS,
-    RECEIVE_HIGH_WATER,
-    Context,
-    Socket,
-    bind,
-    make_socket,
-    receive_at_most,
-)
-from starspec.wire.transports.unread import Limits, UnreadGuard
+from starspec.wire.transports.sockets import RECEIVE_HIGH_WATER, Socket, receive_at_most
+from starspec.wire.transports.unread import Limits
 
 READ_BURST: Final = 256  # multiparts read before the engine goes on
 MAX_FRAMES: Final = 64  # of one multipart: a gateway sends one frame in each
@@ -79,40 +72,37 @@ class ServingServer:
         audit: AuditLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        require_keys(host, keys, is_insecure, "the target would listen on")
-        self._context: Context = zmq.Context()
         self._audit = audit or AuditLog.off()
         self._log_limit = LogLimit(clock)
-        self._callers: Callers | None = None
         self._inbox = ServingInbox()
         self._reading = Allowance(READ_PER_S, READ_UNITS)
         self._decoder: Decoder[GatewayToTarget] = Decoder(GatewayToTarget)
         self._clock = clock
-        self._is_closed = False
         self._num_rejected = 0
         self.num_dropped = 0  # messages to gateways that are gone or do not read
         self._refused_version = PROTOCOL_VERSION  # the last one that was refused and logged
-        self._socket = make_socket(self._context, zmq.ROUTER, MAX_FRAME_BYTES)
-        try:
-            if keys is not None:
-                keys.secure_server(self._socket)
-                self._callers = Callers(keys)
-            self._doorkeeper = Doorkeeper(self._context, self._callers, self._audit, clock)
-            self.port = bind(self._socket, host, port, "the target")
-            self._unread = UnreadGuard(self._socket, limits=GATEWAY_LIMITS)
-        except BaseException:
-            self.close()
-            raise
+        self._server = ServerSocket(
+            "the target",
+            host,
+            port,
+            keys,
+            is_insecure,
+            self._audit,
+            clock,
+            max_frame_bytes=MAX_FRAME_BYTES,
+            limits=GATEWAY_LIMITS,
+        )
+        self.port = self._server.port
 
     @property
     def num_frames_rejected(self) -> int:
         """Frames that broke the protocol, or were too many; and connections that ended for what was never whole."""
-        return self._num_rejected + self._inbox.num_dropped + self._unread.num_cut
+        return self._num_rejected + self._inbox.num_dropped + self._server.unread.num_cut
 
     @property
     def sockets(self) -> Sequence[Socket]:
         """What to wait for."""
-        return [self._socket]
+        return [self._server.socket]
 
     def owner_of(self, peer: PeerId) -> str:
         """Whose gateway this is, for what owners share; empty if nothing came from it of late."""
@@ -129,7 +119,7 @@ class ServingServer:
             timeout_s: longest wait for something to arrive; 0 = none.
         """
         if timeout_s > 0 and self._reading.has_units(self._clock()):
-            self._socket.poll(int(timeout_s * 1000))
+            self._server.socket.poll(int(timeout_s * 1000))
         elif timeout_s > 0:
             time.sleep(min(timeout_s, FLOODED_WAIT_S))
         now = self._clock()
@@ -161,21 +151,18 @@ class ServingServer:
         num_sent = 0
         try:
             for frame in [encode(message) for message in messages]:
-                unsent.send(self._socket, peer, frame)
+                unsent.send(self._server.socket, peer, frame)
                 num_sent += 1
         except (zmq.ZMQError, LinkError) as error:
             if isinstance(error, zmq.Again):
-                self._unread.cut(fd)  # it does not read, and what waits for it takes memory
+                self._server.unread.cut(fd)  # it does not read, and what waits for it takes memory
             self.num_dropped += len(messages) - num_sent
             return False
         return True
 
     def close(self) -> None:
-        """Close the port. What was sent has GOODBYE_MS to leave. Idempotent."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._socket.close(linger=GOODBYE_MS)
-            self._context.term()
+        """As ServerSocket."""
+        self._server.close()
 
     def _read(self, now: float) -> None:
         """Let what has arrived wait, as far as there is room. ZeroMQ hands over one multipart of each peer in turn."""
@@ -184,7 +171,7 @@ class ServingServer:
             if num_left <= 0 or not self._reading.has_units(now):
                 return
             try:
-                sender, frames, num_beyond = receive_at_most(self._socket, MAX_FRAMES)
+                sender, frames, num_beyond = receive_at_most(self._server.socket, MAX_FRAMES)
             except zmq.Again:
                 return
             peer = PeerId(sender.bytes)
@@ -192,7 +179,7 @@ class ServingServer:
             self._reading.take(work_of(frames) + num_beyond / DRAINED_PER_UNIT, now)
             if not self._inbox.knows(peer):
                 self._greet(peer, frames[0])
-            fd = self._unread.hear(frames[0], self._inbox.owner_of(peer))
+            fd = self._server.unread.hear(frames[0], self._inbox.owner_of(peer))
             self._inbox.note_connection(peer, fd)
             if num_beyond:
                 self._end(peer, frames[0])
@@ -204,21 +191,20 @@ class ServingServer:
 
     def _end(self, peer: PeerId, frame: zmq.Frame) -> None:
         """End a connection that sends too many frames at once, take nothing more of it, and shut the door behind it."""
-        self._doorkeeper.shut_behind(frame)
         self._inbox.bar(peer)
-        if self._unread.bar(peer, frame):
+        if self._server.shut_out(peer, frame):
             self._log_limit.log(log.warning, "a connection is ended: too many frames at once", peer=peer.hex())
 
     def _greet(self, peer: PeerId, frame: zmq.Frame) -> None:
         """The first frame of a connection has come."""
-        key_name = "" if self._callers is None else key_name_of(frame)
-        self._inbox.add(peer, key_name, owner_of(frame, self._callers))
+        key_name = "" if self._server.callers is None else key_name_of(frame)
+        self._inbox.add(peer, key_name, owner_of(frame, self._server.callers))
         if key_name:
             self._audit.note("gateway_connected", key=key_name, peer=peer.hex())
 
     def _may_talk(self, peer: PeerId) -> bool:
         """Whether the peer's key is still in the folder. ZeroMQ cannot close one connection: it is ignored instead."""
-        return self._callers is None or self._callers.is_allowed(self._inbox.key_name(peer))
+        return self._server.callers is None or self._server.callers.is_allowed(self._inbox.key_name(peer))
 
     def _decode(self, peer: PeerId, frame: bytes, now: float) -> GatewayToTarget | None:
         try:

@@ -10,12 +10,13 @@ import zmq
 
 from starspec.audit import AuditLog
 from starspec.ids import PeerId
-from starspec.wire.callers import Caller, Callers, Doorkeeper, key_name_of
+from starspec.wire.callers import Caller, key_name_of
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES, encode
-from starspec.wire.keys import Keys, require_keys
+from starspec.wire.keys import Keys
 from starspec.wire.messages import StageToCoordinator
-from starspec.wire.transports.sockets import GOODBYE_MS, Context, Socket, bind, make_socket, receive_at_most
-from starspec.wire.transports.unread import LARGE, UnreadGuard
+from starspec.wire.transports.server_socket import ServerSocket
+from starspec.wire.transports.sockets import Context, Socket, receive_at_most
+from starspec.wire.transports.unread import LARGE
 
 MAX_HIDDEN_BYTES: Final = 64 * 2**20  # of one traversal: a chunk of 256 tokens of a model of 65,536 numbers each
 NUM_CONTROL, NUM_TRAVERSAL = 1, 3  # frames
@@ -59,64 +60,56 @@ class StagePort:
         audit: AuditLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        require_keys(host, keys, is_insecure, "the stage would listen on")
-        self.context: Context = Context()
         self.num_rejected = 0  # multiparts that are neither
-        self._callers: Callers | None = None
-        self._is_closed = False
         self._clock = clock
-        self._socket = make_socket(self.context, zmq.ROUTER, max(MAX_TRAVERSAL_BYTES, MAX_HIDDEN_BYTES))
-        try:
-            if keys is not None:
-                keys.secure_server(self._socket)
-                self._callers = Callers(keys, clock)
-            self._doorkeeper = Doorkeeper(self.context, self._callers, audit, clock)
-            self.port = bind(self._socket, host, port, "the stage")
-            self._unread = UnreadGuard(self._socket, limits=LARGE)
-        except BaseException:
-            self.close()
-            raise
+        max_frame_bytes = max(MAX_TRAVERSAL_BYTES, MAX_HIDDEN_BYTES)
+        self._server = ServerSocket(
+            "the stage", host, port, keys, is_insecure, audit, clock, max_frame_bytes=max_frame_bytes, limits=LARGE
+        )
+        self.port = self._server.port
+
+    @property
+    def context(self) -> Context:
+        """For the stage's connections to the next one."""
+        return self._server.context
 
     @property
     def sockets(self) -> Sequence[Socket]:
         """What to wait for."""
-        return [self._socket]
+        return [self._server.socket]
 
     def receive(self) -> list[StageArrival]:
         """What has arrived, in order for each peer. Never waits. What comes from a removed key is dropped."""
-        arrived, now = [], self._clock()
+        arrived, now, callers = [], self._clock(), self._server.callers
         for _ in range(READ_BURST):
             try:
-                sender, frames, num_beyond = receive_at_most(self._socket, NUM_TRAVERSAL)
+                sender, frames, num_beyond = receive_at_most(self._server.socket, NUM_TRAVERSAL)
             except zmq.Again:
                 break
-            self._unread.hear(frames[0])
+            self._server.unread.hear(frames[0])
             if num_beyond:
-                self._unread.bar(sender.bytes, frames[0])
-                self._doorkeeper.shut_behind(frames[0])
+                self._server.shut_out(sender.bytes, frames[0])
             if num_beyond or len(frames) not in (NUM_CONTROL, NUM_TRAVERSAL):
                 self.num_rejected += 1
                 continue
-            caller = None if self._callers is None else self._callers.caller(key_name_of(frames[0]))
-            if caller is not None or self._callers is None:
+            caller = None if callers is None else callers.caller(key_name_of(frames[0]))
+            if caller is not None or callers is None:
                 arrived.append(StageArrival(PeerId(sender.bytes), caller, [each.buffer for each in frames], now))
         return arrived
 
     def why_not_named(self, caller: Caller | None, target_id: str) -> str | None:
         """As `Callers`; None if there are no keys."""
-        return None if self._callers is None or caller is None else self._callers.why_not_named(caller, target_id)
+        callers = self._server.callers
+        return None if callers is None or caller is None else callers.why_not_named(caller, target_id)
 
     def send(self, peer: PeerId, message: StageToCoordinator) -> bool:
         """Send without waiting. Returns: False if the coordinator is gone or does not read."""
         try:
-            self._socket.send_multipart([peer, encode(message, MAX_TRAVERSAL_BYTES)], zmq.NOBLOCK)
+            self._server.socket.send_multipart([peer, encode(message, MAX_TRAVERSAL_BYTES)], zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         return True
 
     def close(self) -> None:
-        """Close the port. What was sent has GOODBYE_MS to leave. Other sockets of the context must be closed before."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._socket.close(linger=GOODBYE_MS)
-            self.context.term()
+        """As ServerSocket."""
+        self._server.close()
