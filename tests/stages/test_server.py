@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +31,7 @@ from starspec.stages.server import MAX_LEASE_S, StageServer, highest_epoch
 from starspec.windows.window import Law
 from starspec.wire.keys import generate_keys, load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Attach, Detach, Retract
+from starspec.wire.stage_session import StageState
 from starspec.wire.transports.stage_port import StageArrival, StagePort
 from starspec.wire.transports.waiting import Waiting
 from starspec.wire.transports.zmq_pipe import ZmqPipe
@@ -82,6 +83,7 @@ def pipe_of(
     role: str = "target",
     name: str = "t",
     wait_s: float = WAIT_S,
+    lease_s: float = 5.0,
     spares: Sequence[str] = (),
     times: StageTimes = USUAL_TIMES,
 ) -> Iterator[RemoteVerifier]:
@@ -91,7 +93,7 @@ def pipe_of(
         while link.missing:
             assert time.monotonic() < limit_s
             link.receive(0.05)
-        pipe = attach(link, endpoints, TargetId(name), lease_s=5.0, timeout_s=wait_s, clock=time.monotonic)
+        pipe = attach(link, endpoints, TargetId(name), lease_s=lease_s, timeout_s=wait_s, clock=time.monotonic)
         info = toy_stages(1)[0].info
         yield RemoteVerifier(link, pipe, info, depth=4, clock=time.monotonic, spares=spares, times=times)
     finally:
@@ -199,6 +201,39 @@ def test_a_stage_that_is_told_who_comes_behind_takes_nobodys_word_for_another() 
         [before] = stack.enter_context(serving([first], next="tcp://127.0.0.1:1"))
         with pytest.raises(PeerLost, match=f"no answer from stage {before.address}"):
             stack.enter_context(pipe_of(addresses([before, behind]), wait_s=2.0))
+
+
+def test_a_stage_whose_lease_ends_before_it_gets_to_the_next_one_does_not_say_that_it_is_attached() -> None:
+    with serving(toy_stages(2)[:1], next="tcp://127.0.0.1:1") as servers:
+        link, limit_s = ZmqPipe(addresses(servers), None, False, WAIT_S, Waiting()), time.monotonic() + WAIT_S
+        with closing(link):
+            while link.missing:
+                assert time.monotonic() < limit_s
+                link.receive(0.05)
+            link.control(0, Attach(PROTOCOL_VERSION, TargetId("t"), PipeEpoch(1), 0.2))
+            answers, heard_by_s = list[object](), time.monotonic() + 1.0
+            while (left_s := heard_by_s - time.monotonic()) > 0:
+                answers += link.receive(left_s)
+    assert servers[0].server._worker.session.state is StageState.DETACHED
+    assert not answers
+
+
+def test_a_stage_keeps_its_lease_while_another_one_does_not_get_to_the_next_one() -> None:
+    first, last = toy_stages(2)
+    with ExitStack() as stack:
+        [behind] = stack.enter_context(serving([last]))
+        lab = stack.enter_context(LabThread(LabLink(to=behind.address, listen="0")))
+        lab.partition()
+        [before] = stack.enter_context(serving([first], next=lab.endpoint()))
+        healing = threading.Timer(1.6, lab.heal)
+        stack.callback(healing.join)
+        healing.start()
+        verifier = stack.enter_context(pipe_of(addresses([before, behind]), lease_s=1.0))
+        driver = Driver(verifier, no_draft)
+        sequence = driver.begin(PROMPTS[0], LAW, 3)
+        driver.decode_all()
+    assert verifier.num_losses == 0
+    assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 3)
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from starspec.config.stages import HiddenDtype
 from starspec.errors import ConfigError, PeerLost
 from starspec.ids import PipeEpoch, TargetId
 from starspec.models.layers import LayerRange, check_ranges
 from starspec.stages.link import PipeLink
-from starspec.wire.messages import PROTOCOL_VERSION, Attach, Attached, Detach, Outdated, Refused
+from starspec.wire.messages import PROTOCOL_VERSION, Attach, Attached, Beat, Detach, Gap, Outdated, Refused
+
+BEATS_IN_LEASE: Final = 4  # while a stage has not answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +94,44 @@ def attach(
 def detach(link: PipeLink, num_stages: int, epoch: PipeEpoch) -> None:
     """Tell all stages that can be told that they are free."""
     for stage in range(num_stages):
-        with contextlib.suppress(PeerLost):
-            link.control(stage, Detach(epoch))
+        link.control(stage, Detach(epoch))
 
 
 def _ask(
     link: PipeLink, names: Sequence[str], messages: Sequence[Attach], deadline_s: float, clock: Callable[[], float]
 ) -> list[Attached | Outdated]:
-    """One answer of each stage. Raises: ConfigError if one refuses; PeerLost if one does not answer."""
+    """One answer of each stage. Those that have answered keep their leases meanwhile.
+
+    A stage that says that it is not in the pipe has restarted, and is asked again.
+
+    Raises: ConfigError if one refuses; PeerLost if one does not answer.
+    """
     for stage, message in enumerate(messages):
         link.control(stage, message)
     answers: dict[int, Attached | Outdated] = {}
+    beat_s = messages[0].lease_s / BEATS_IN_LEASE
+    next_beat_s = clock() + beat_s
     while len(answers) < len(names):
-        if (left_s := deadline_s - clock()) <= 0.0:
+        now = clock()
+        if now >= deadline_s:
             missing = ", ".join(name for stage, name in enumerate(names) if stage not in answers)
             raise PeerLost(f"no answer from stage {missing}")
-        for stage, answer in link.receive(left_s):
-            if isinstance(answer, Refused):
-                raise ConfigError(f"stage {names[stage]} refuses: {answer.reason}")
-            if isinstance(answer, Attached) and answer.pipe_epoch != messages[stage].pipe_epoch:
-                continue  # it was for an earlier one
-            if isinstance(answer, Attached | Outdated):
-                answers[stage] = answer
+        if now >= next_beat_s:
+            next_beat_s = now + beat_s
+            for stage, message in enumerate(messages):
+                link.control(stage, Beat(message.pipe_epoch, now))
+        for stage, answer in link.receive(min(deadline_s, next_beat_s) - now):
+            if stage >= len(names):
+                continue  # a spare, which is asked for nothing yet
+            match answer:
+                case Refused(reason=reason):
+                    raise ConfigError(f"stage {names[stage]} refuses: {reason}")
+                case Gap(pipe_epoch=epoch) if epoch == messages[stage].pipe_epoch:
+                    if not isinstance(answers.get(stage), Outdated):
+                        answers.pop(stage, None)
+                        link.control(stage, messages[stage])
+                case Attached(pipe_epoch=epoch) if epoch == messages[stage].pipe_epoch:
+                    answers[stage] = answer
+                case Outdated():
+                    answers[stage] = answer
     return [answers[stage] for stage in range(len(names))]

@@ -182,6 +182,8 @@ class StageServer:
             self._refuse(str(error))
 
     def _unlink(self) -> None:
+        """Leave the next stage, and an answer that waits for it unsaid."""
+        self._answer = None
         if self._next is not None:
             self._next.close(GOODBYE_MS)
             self._next = None
@@ -201,12 +203,10 @@ class StageServer:
 
     def _refuse(self, reason: str) -> None:
         self._unlink()
-        self._answer = None
         self._tell(Refused("invalid", reason))
 
     def _break_off(self, reason: str) -> None:
         self._unlink()
-        self._answer = None
         self._drop_all()
         self._tell(self._worker.session.break_off(self._worker.session.pipe_epoch, reason))
 
