@@ -117,6 +117,15 @@ def test_a_hub_drafts_for_the_others_of_a_batch_only() -> None:
     assert bench.request_stats["other"].num_prediction_tokens == 0
 
 
+def test_rounds_of_too_many_sequences_draft_nothing_from_predictions_either() -> None:
+    bench = Bench(NoDrafts(), SpeculativeConfig(length=LengthConfig(policy="fixed"), disable_by_batch_size=1))
+    bench.submit("other", [1, 2, 3])
+    bench.submit("predicted", PROMPT, truth())
+    bench.finish()
+    assert bench.tokens["predicted"] == truth()
+    assert bench.request_stats["predicted"].num_prediction_tokens <= 2  # it ends last, alone
+
+
 def test_a_prediction_of_other_tokens_than_the_targets_is_refused() -> None:
     with pytest.raises(RequestError, match="token ids of a prediction must be 0 to 63"):
         Bench().submit("a", PROMPT, [VOCAB_SIZE])

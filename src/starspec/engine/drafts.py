@@ -20,7 +20,6 @@ from starspec.policy.length.snapshot import LengthPolicy
 from starspec.policy.traversal import Pipeline
 from starspec.speculation.acceptance import COUPLED, AcceptanceRule
 from starspec.speculation.ngram import PromptLookup
-from starspec.speculation.prediction import PredictedText
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.stats import HubState, TargetStats
 
@@ -198,7 +197,7 @@ def is_launched(sequence: TargetSequence, tree: DraftTree) -> bool:
 
 
 class NgramDrafts(NoDrafts):
-    """Prompt lookup in this process: no model, no hub. A request's prediction is looked into first."""
+    """Prompt lookup in this process: no model, no hub."""
 
     drafts_forced = True
     is_connected = True
@@ -214,49 +213,41 @@ class NgramDrafts(NoDrafts):
         lessons = HubLessons.of_local_drafter()
         self.lengths = DraftLengths(policy, Costs(), lambda: lessons, stats.lengths, clock)
         self._lookup = PromptLookup[RequestKey](lookup_min, lookup_max)
-        self._predicted: dict[RequestKey, PredictedText] = {}  # of sequences with a prediction
-        self._from_prediction: set[RequestKey] = set()  # those whose draft of this round was predicted
         self._requested = StepsOfWindows()
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
         for sequence in sequences:
             self._lookup.append(sequence.key, sequence.token_ids)
-            if sequence.spec.prediction is not None:
-                predicted = self._predicted[sequence.key] = PredictedText(sequence.spec.prediction)
-                predicted.append(sequence.token_ids[sequence.prompt_len :])
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        return self._propose(batch, len(batch))
+        return self.draft(batch, len(batch))
 
     def fill(self, batch: Sequence[TargetSequence], trees: Sequence[DraftTree]) -> list[DraftTree]:
         """The round's trees, with drafts for those sequences that want one and have an empty tree."""
         pairs = list(zip(batch, trees, strict=True))
         lacking = [each for each, tree in pairs if tree == EMPTY_TREE]
-        found = dict(zip((each.key for each in lacking), self._propose(lacking, len(batch)), strict=True))
+        found = dict(zip((each.key for each in lacking), self.draft(lacking, len(batch)), strict=True))
         for sequence, tree in pairs:
             if tree != EMPTY_TREE:
                 self._requested.launch(sequence, None)
         return [found.get(each.key, tree) for each, tree in pairs]
 
-    def _propose(self, sequences: Sequence[TargetSequence], num_sequences: int) -> list[DraftTree]:
+    def draft(self, sequences: Sequence[TargetSequence], num_sequences: int) -> list[DraftTree]:
+        """One tree for each of these, in a round of so many sequences."""
         budgets = self.lengths.choose(sequences, num_sequences)
-        trees = [self._chain(each, budget.num_steps) for each, budget in zip(sequences, budgets, strict=True)]
+        pairs = zip(sequences, budgets, strict=True)
+        trees = [DraftTree.chain(self.propose(each, budget.num_steps)) for each, budget in pairs]
         for sequence, budget, tree in zip(sequences, budgets, trees, strict=True):
             if is_launched(sequence, tree):
                 self._requested.launch(sequence, budget.num_steps)
         return trees
 
-    def _chain(self, sequence: TargetSequence, length: int) -> DraftTree:
-        if not length:
-            return EMPTY_TREE
-        predicted = self._predicted.get(sequence.key)
-        token_ids = [] if predicted is None else predicted.propose(length)
-        if token_ids:
-            self._from_prediction.add(sequence.key)
-        return DraftTree.chain(token_ids or self._lookup.propose(sequence.key, length, sequence.flights.token_ids))
+    def propose(self, sequence: TargetSequence, num_tokens: int) -> list[int]:
+        """At most so many tokens that may follow what is committed and presumed."""
+        return self._lookup.propose(sequence.key, num_tokens, sequence.flights.token_ids)
 
     def can_go_on(self, sequence: TargetSequence) -> bool:
-        return bool(self._lookup.propose(sequence.key, 1, sequence.flights.token_ids))
+        return bool(self.propose(sequence, 1))
 
     def retract(self, sequence: TargetSequence) -> None:
         self._requested.forget(sequence)
@@ -266,15 +257,10 @@ class NgramDrafts(NoDrafts):
             num_requested = self._requested.land(sequence)
             if num_requested is not None:
                 self.lengths.learn(sequence, added, num_requested)
-            if sequence.key in self._from_prediction:
-                self._from_prediction.discard(sequence.key)
-                sequence.count_prediction(added.num_draft_tokens, added.num_accepted)
             if added.finish is not None:
                 self.close(sequence)
-                continue
-            self._lookup.append(sequence.key, added.token_ids)
-            if sequence.key in self._predicted:
-                self._predicted[sequence.key].append(added.token_ids)
+            else:
+                self._lookup.append(sequence.key, added.token_ids)
 
     @property
     def num_windows(self) -> int:
@@ -286,8 +272,6 @@ class NgramDrafts(NoDrafts):
 
     def close(self, sequence: TargetSequence) -> None:
         self._requested.forget(sequence)
-        self._predicted.pop(sequence.key, None)
-        self._from_prediction.discard(sequence.key)
         self._lookup.forget(sequence.key)
         self.lengths.forget(sequence)
 

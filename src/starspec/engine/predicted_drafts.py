@@ -4,19 +4,62 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
 from starspec.config import LengthConfig, SpeculativeConfig
 from starspec.engine.drafts import Drafts, NgramDrafts, RoundTimes
 from starspec.engine.sequence import RoundOutput, TargetSequence
+from starspec.ids import RequestKey
 from starspec.policy.length.make import make_policy
 from starspec.speculation.acceptance import AcceptanceRule
+from starspec.speculation.prediction import PredictedText
 from starspec.speculation.tree import DraftTree
 from starspec.stats import HubState, TargetStats
 
 MAX_STEPS: Final = 32  # of a draft: a prediction mostly holds for lines, and drafting from it costs nothing
+
+
+class PredictionLookup(NgramDrafts):
+    """Drafts from the prediction of each sequence; by prompt lookup where the answer has left it.
+
+    Each window of a sequence waits for the one before.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._predicted: dict[RequestKey, PredictedText] = {}
+        self._drafted: set[RequestKey] = set()  # those whose draft of this round is from their prediction
+
+    def open(self, sequences: Sequence[TargetSequence]) -> None:
+        super().open(sequences)
+        for sequence in sequences:
+            predicted = self._predicted[sequence.key] = PredictedText(sequence.spec.prediction or [])
+            predicted.append(sequence.token_ids[sequence.prompt_len :])
+
+    def propose(self, sequence: TargetSequence, num_tokens: int) -> list[int]:
+        token_ids = self._predicted[sequence.key].propose(num_tokens)
+        if not token_ids:
+            return super().propose(sequence, num_tokens)
+        self._drafted.add(sequence.key)
+        return token_ids
+
+    def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
+        for sequence, added in zip(batch, emitted, strict=True):
+            self._predicted[sequence.key].append(added.token_ids)
+            if sequence.key in self._drafted:
+                self._drafted.discard(sequence.key)
+                sequence.count_prediction(added.num_draft_tokens, added.num_accepted)
+        super().report(batch, emitted)
+
+    def note_round(self, times: RoundTimes) -> None:
+        self.lengths.end_round(times.num_tokens, times.traversal_s)
+
+    def close(self, sequence: TargetSequence) -> None:
+        self._predicted.pop(sequence.key, None)
+        self._drafted.discard(sequence.key)
+        super().close(sequence)
 
 
 class PredictedDrafts:
@@ -27,7 +70,7 @@ class PredictedDrafts:
         predicted: drafts from predictions.
     """
 
-    def __init__(self, others: Drafts, predicted: NgramDrafts) -> None:
+    def __init__(self, others: Drafts, predicted: PredictionLookup) -> None:
         self._others = others
         self._predicted = predicted
         self._had_others = False  # in the round that was reported last
@@ -67,7 +110,7 @@ class PredictedDrafts:
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         parts = _split(batch)
-        predicted = iter(self._predicted.collect(parts.predicted) if parts.predicted else [])
+        predicted = iter(self._predicted.draft(parts.predicted, len(batch)))
         others = iter(self._others.collect(parts.others) if parts.others else [])
         return [next(predicted if _is_predicted(each) else others) for each in batch]
 
@@ -127,7 +170,7 @@ def with_predictions(
     config = _config_of(speculative or SpeculativeConfig())
     policy = make_policy(config, max_num_seqs)
     lookup = (config.prompt_lookup_min, config.prompt_lookup_max)
-    return PredictedDrafts(others, NgramDrafts(policy, *lookup, stats, clock))
+    return PredictedDrafts(others, PredictionLookup(policy, *lookup, stats, clock))
 
 
 def _config_of(speculative: SpeculativeConfig) -> SpeculativeConfig:
