@@ -384,6 +384,10 @@ MISTAKES = {
         ("bench", "certify", "--model", "x", "--part", "head-bits"),
         "--part head-bits is about an EAGLE head: give --head",
     ),
+    "options of models for layers that are modelled": (
+        ("bench", "shard", "--draft-quantization", "int8"),
+        "bench shard with real models needs --target and --draft; on modelled layers it takes no options but --quick",
+    ),
     "a shard that is none": (
         ("bench", "certify", "--model", "x", "--shard", "half"),
         "--shard must be as 2/4, the second",

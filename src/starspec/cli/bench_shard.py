@@ -28,7 +28,7 @@ def shard(
     stages, each on a core, behind a `starspec lab`. Exits 1 if drafts or stages changed a token.
     """
     if not models.target and not models.draft:
-        if (plan, dataset) != (ModelPlan(), None):
+        if (models, plan, dataset) != (ModelPair(target="", draft=""), ModelPlan(), None):
             raise ConfigError(
                 "bench shard with real models needs --target and --draft; on modelled layers it takes no options but "
                 "--quick and --json"
