@@ -10,7 +10,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
+from starspec.cli import app
 from starspec.config import RemoteConfig, SpeculativeConfig
 
 PROJECT = Path(__file__).parent.parent
@@ -63,6 +66,36 @@ def test_every_path_that_a_page_names_exists(page: Path) -> None:
         if not any((PROJECT / place / path).exists() for place, path in product(PLACES, [path]))
     }
     assert not missing, f"{page.name} names {sorted(missing)}"
+
+
+def command_lines(page: Path) -> Iterator[str]:
+    """What follows `starspec` in a page's code, without texts in quotes, comments, and what comes after a pipe."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    for line in [*lines, *re.findall(r"`(starspec [^`]+)`", text)]:
+        found = re.match(r" *(?:\w*\$ +)?starspec ([a-z-].*)", line.replace("\n", " "))
+        if found:
+            yield re.split(r" #|[|;&]", re.sub(r"'[^']*'|\"[^\"]*\"", "TEXT", found[1]))[0]
+
+
+def unknown_words(line: str) -> list[str]:
+    """The command, if there is none of this name; otherwise options that it does not have."""
+    command, words = get_command(app), line.split()
+    while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
+        name = words.pop(0)
+        if name not in command.commands:
+            return [name]
+        command = command.commands[name]
+    assert isinstance(command, TyperGroup | TyperCommand)
+    known = {"--help", *(option for each in command.params for option in (*each.opts, *each.secondary_opts))}
+    return [word for word in re.findall(r"(?<!\S)--[a-z][a-z0-9-]*", " ".join(words)) if word not in known]
+
+
+@pytest.mark.parametrize("page", [each for each in PAGES if each.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_every_command_that_a_page_shows_has_these_options(page: Path) -> None:
+    unknown = {line: words for line in command_lines(page) if (words := unknown_words(line))}
+    assert not unknown, f"{page.name}: {unknown}"
 
 
 @pytest.mark.parametrize("page", [*PAGES, *RECORDS], ids=lambda page: page.name)
