@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, fsum
+from math import fsum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +133,6 @@ class Pipeline:
     def communication_reduction(self, tokens_per_round: float) -> float:
         """The share of the time on links that rounds save for each token: 1 - 1 / tokens_per_round, whatever N is."""
         return 1.0 - 1.0 / tokens_per_round
-
-    def depth_to_fill(self, num_draft_tokens: int) -> int:
-        """Windows in flight from which on the slowest stage is never idle."""
-        num_positions = num_draft_tokens + 1
-        return ceil(self.traversal_s(num_positions) / self.bottleneck_s(num_positions) - 1e-9)
 
     def interval_s(self, num_draft_tokens: int, depth: int, draft_s: float = 0.0) -> float:
         """From one verdict to the next while `depth` windows are in flight and none of them is dropped.
