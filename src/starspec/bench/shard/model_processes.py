@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from starspec.bench.shard.real_pipe import PATIENCE_S
+from starspec.bench.shard.real_pipe import PATIENCE_S, serve
 from starspec.config import ModelConfig, StageConfig
 from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine
@@ -39,19 +38,11 @@ def answer_group(engine: TargetEngine, jobs: Sequence[Job]) -> Group:
 
 
 def run_model_stage(parent: Connection, place: int, layers: str, model: ModelConfig) -> None:
-    """Serve a stage on a core of its own until the parent says anything. Sends: the address."""
+    """As `serve`, on a core of its own."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[place % len(cores)]})
     config = StageConfig(layers=layers, listen="tcp://127.0.0.1:0", silence_s=PATIENCE_S)
-    server = build_stage(config, model)
-    parent.send(server.address)
-
-    def stop() -> None:
-        parent.poll(None)
-        server.stop()
-
-    threading.Thread(target=stop, name="bench-stop", daemon=True).start()
-    server.run()
+    serve(build_stage(config, model), parent)
 
 
 def run_whole(parent: Connection, model: ModelConfig) -> None:

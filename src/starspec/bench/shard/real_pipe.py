@@ -79,12 +79,16 @@ def coordinator(endpoints: Sequence[str], max_len: int) -> Iterator[RemoteVerifi
 
 
 def run_stage(parent: Connection, index: int, pipeline: Pipeline, num_rows: int, max_len: int) -> None:
-    """Serve until the parent says anything. Sends: the address."""
+    """As `serve`."""
     layers = LayerRange(index, index + 1, len(pipeline.stages))
     runner = ModelledStage(layers, pipeline.stages[index], time.sleep, num_rows, max_len)
     config = StageConfig(layers=str(layers), listen="tcp://127.0.0.1:0", silence_s=PATIENCE_S)
     port = StagePort(config.host, config.port, None, False, AuditLog.off())
-    server = StageServer(config, runner, port, None, AuditLog.off(), is_invariant=True)
+    serve(StageServer(config, runner, port, None, AuditLog.off(), is_invariant=True), parent)
+
+
+def serve(server: StageServer, parent: Connection) -> None:
+    """Serve a stage until the parent says anything. Sends: the address."""
     parent.send(server.address)
 
     def stop() -> None:
