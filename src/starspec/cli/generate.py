@@ -104,7 +104,7 @@ def _read(prompt: str) -> str:
     try:
         text = sys.stdin.read() if prompt == "-" else prompt
         text.encode()
-    except UnicodeError as error:  # Python reads a byte that is none as half of a surrogate pair
+    except UnicodeError as error:  # Python reads a byte that is not UTF-8 as half of a surrogate pair
         where = "standard input" if prompt == "-" else "the prompt"
         raise ConfigError(f"{where} is not valid Unicode text: give it in UTF-8") from error
     return text

@@ -97,6 +97,6 @@ def check_there(name: str, devices: Path = Path("/dev")) -> None:
 
 
 def check_device(name: str) -> None:
-    """Raises: ConfigError if a device's name is none; whether the device is there is seen when it is used."""
+    """Raises: ConfigError if the name is not one of a device; whether the device is there is seen when it is used."""
     if not DEVICE.fullmatch(name):
         raise ConfigError(f"device '{name}' is unknown{nearest(name, ['cpu', 'cuda', 'cuda:0'])}")

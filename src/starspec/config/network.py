@@ -51,7 +51,7 @@ def check_host(host: str, where: str) -> None:
 
     Args:
         where: what has this host, for the sentence.
-    Raises: ConfigError if the host is written as an IP address and is none.
+    Raises: ConfigError if the host is written as an IP address and is not valid.
     """
     try:
         if re.fullmatch(r"[0-9.]+", host):

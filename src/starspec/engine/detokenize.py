@@ -135,7 +135,7 @@ class Detokenizer:
             text = self._decode(last)
             if not text.startswith(UNFINISHED) or self._begins_with_character(last):
                 break
-        else:  # they are no text
+        else:  # they do not become text
             last = list(token_ids[-num:])
             text = self._decode(last)
         self._window, self._num_decoded, self._decoded = last, len(last), text

@@ -53,7 +53,7 @@ class RoundOutput:
     num_steps: int = 0  # depth of the draft; 0 = there was none
     num_draft_tokens: int = 0  # of this draft, as far as they were verified ...
     num_accepted: int = 0  # ... and how many of them were accepted
-    num_forced: int = 0  # accepted tokens that were no part of the draft: a grammar forced them
+    num_forced: int = 0  # accepted tokens that were not in the draft: a grammar forced them
     is_presumed: bool = False  # the drafts went on behind this draft before it was verified
     num_right: int | None = None  # tokens before the first other one than presumed; None = all that was presumed holds
     verified: Verified | None = None  # of a draft that the client gave

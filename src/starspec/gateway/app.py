@@ -224,7 +224,7 @@ def _add_error_handlers(app: FastAPI, retry_after: RetryAfter) -> None:
 
 
 def _no_path(asked: str, paths: Sequence[str]) -> str:
-    """The sentence about a path that is none."""
+    """The sentence about a path that does not exist."""
     near = get_close_matches(shortened(asked), paths, n=1)
     hint = f"; did you mean {near[0]}?" if near else ";"
     return f"there is no {quoted(asked)} here{hint} known: {', '.join(dict.fromkeys(paths))}"

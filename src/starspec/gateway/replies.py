@@ -11,7 +11,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 class CompletionTokensDetails(Struct, frozen=True):
     accepted_prediction_tokens: int  # draft tokens from the request's prediction that became the answer's
-    rejected_prediction_tokens: int  # those that did not; they are no part of `completion_tokens`
+    rejected_prediction_tokens: int  # those that did not; `completion_tokens` does not count them
 
 
 class Usage(Struct, frozen=True):

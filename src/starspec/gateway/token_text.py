@@ -22,7 +22,7 @@ from starspec.gateway.replies import (
 from starspec.wire.messages import PromptLogprob, TokenLogprob
 
 BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")  # byte fallback of SentencePiece-like vocabularies
-BROKEN: Final = "\ufffd"  # in a text: bytes that are no character
+BROKEN: Final = "\ufffd"  # in a text: bytes that do not form a character
 SPACE_PIECE: Final = "\u2581"  # their space
 
 
@@ -180,7 +180,7 @@ def _offsets(entries: Sequence[TokenLogprob], tokens: TokenText, text: str) -> l
 
 
 def _places(pieces: Sequence[bytes], text: str) -> list[int] | None:
-    """The characters of a text in which pieces begin; None if they are no spelling of the text.
+    """The characters of a text in which pieces begin; None if the pieces do not spell the text.
 
     A byte-level decoder writes one U+FFFD for a broken character, and byte fallback one for each byte.
     """

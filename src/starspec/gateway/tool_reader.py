@@ -239,7 +239,7 @@ class _Call:
 
 
 def _string(raw: str) -> str:
-    """Raises: NotACall if it is no JSON string."""
+    """Raises: NotACall if it is not a JSON string."""
     try:
         text = json.loads(raw)
     except ValueError:

@@ -41,7 +41,7 @@ class Grammars:
     def compile(self, spec: GrammarSpec) -> GrammarMatcher:
         """A matcher before the first token of an answer. Releases Python's lock.
 
-        Raises: RequestError if the grammar is wrong or exceeds a limit, or if the vocabulary is none of text.
+        Raises: RequestError if the grammar is wrong or exceeds a limit, or if the bytes of tokens are not known.
         """
         if isinstance(self._vocabulary, str):
             raise RequestError(self._vocabulary, "structured_outputs")

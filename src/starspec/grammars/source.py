@@ -49,7 +49,7 @@ def check_grammar(spec: GrammarSpec) -> None:
 
 
 def source_of(spec: GrammarSpec) -> str:
-    """The grammar in llguidance's form. Raises: RequestError if it is no text of its kind."""
+    """The grammar in llguidance's form. Raises: RequestError if the text is not of its kind."""
     try:
         match spec.kind:
             case "json":

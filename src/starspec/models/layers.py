@@ -34,7 +34,7 @@ class LayerRange:
     def parse(cls, text: str, num_layers: int) -> LayerRange:
         """The range that a user wrote as start:end, the end exclusive, or as a share, such as 1/2: the first of two.
 
-        Raises: ConfigError if it is none.
+        Raises: ConfigError if it is not a range.
         """
         share = re.fullmatch(r"\s*([0-9]{1,6})\s*/\s*([0-9]{1,6})\s*", text)
         if share is not None and 1 <= int(share[1]) <= int(share[2]):

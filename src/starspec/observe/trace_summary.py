@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from starspec.errors import ConfigError
 
-LEAST_GAP_S: Final = 0.001  # shorter pauses are no gaps
+LEAST_GAP_S: Final = 0.001  # shorter pauses do not count
 DRAFT, VERIFY, STAGE, WAIT = "draft", "verify", "stage", "wait"  # tracks of a hub, target, stage; a slice's name
 STEP: Final = "draft step"
 

@@ -103,7 +103,7 @@ class Wait:
         self._num_bytes = 0
 
     def hear(self, num_bytes: int, now: float) -> None:
-        """So many bytes of a request's body came. Few bytes are no progress: anybody can send one now and then."""
+        """So many bytes of a request's body came. Few do not count as progress: anybody can send one now and then."""
         self._num_bytes += num_bytes
         if self._num_bytes >= PROGRESS_BYTES:
             self._progress_s, self._num_bytes = now, 0

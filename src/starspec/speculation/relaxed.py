@@ -53,7 +53,7 @@ def evidence(target: Tensor, draft: Tensor) -> Evidence:
     """
     surprise_ratios = draft.neg().clamp_min(MIN_NATS) / target.neg().clamp_min(MIN_NATS)
     p, q = target.exp(), draft.exp()
-    # an infinite surprise of both is no disagreement
+    # if both are infinitely surprised, they agree
     ratios = torch.where(target == draft, torch.ones_like(p), surprise_ratios)
     return Evidence(ratios, (p - q).abs(), float(torch.minimum(p, q).sum()))
 

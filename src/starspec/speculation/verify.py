@@ -24,7 +24,7 @@ sampling.
 
 A request may ask for relaxed verification (`relaxed.py`), which is lossy. The same rule then also gives a token for the
 softened logits of a node. Where the children were predicted, that token is taken only if it is a child and the target's
-own token is none: so each token that differs from the target's own saves a forward, and is counted. Where they were
+own token is not: so each token that differs from the target's own saves a forward, and is counted. Where they were
 drawn, the softened distribution takes the place of the target's.
 
 A request may have a grammar (`sampling/constraint.py`). It masks the logits of each node that the walk reaches, before

@@ -45,13 +45,13 @@ class FrameDecoder:
         self._judges = Decoder[Judges](Judges, vocab_size, MAX_TRAVERSAL_BYTES)
 
     def decode(self, parts: Sequence[Bytes]) -> Frame:
-        """Raises: PeerProtocolError if the parts are no traversal. The judges are not looked at."""
+        """Raises: PeerProtocolError if the parts are not a traversal. The judges are not looked at."""
         if len(parts) != 3:
             raise PeerProtocolError(f"a traversal has 3 frames, not {len(parts)}")
         return Frame(self._traversals.decode(parts[0]), parts[1], parts[2], sum(map(len, parts)))
 
     def judges(self, frame: Frame) -> Judges:
-        """Raises: PeerProtocolError if they are none, or do not fit the windows."""
+        """Raises: PeerProtocolError if they cannot be decoded, or do not fit the windows."""
         judges, windows = self._judges.decode(frame.judges), frame.traversal.windows
         wanted = [index for index, window in enumerate(windows) if window.num_logits]
         if [each.window for each in judges.judges] != wanted:

@@ -91,7 +91,7 @@ class StageWorker:
         Args:
             wait_s: it lay here before.
         Returns: what to send to the next stage; or the answer for the coordinator; None if the traversal was stale.
-        Raises: PeerProtocolError if the parts are no traversal; nothing has changed then.
+        Raises: PeerProtocolError if the parts are not a traversal; nothing has changed then.
         """
         frame = self._decoder.decode(parts)
         try:

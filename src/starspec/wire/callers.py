@@ -256,7 +256,7 @@ def keys_to_listen(role: KeyRole, folder: str | None, host: str, port: int, is_i
         role: of the server: a hub, a target or a stage.
         folder: of the keys; None = it has none.
         is_insecure: allow a host that is not loopback without keys.
-    Raises: ConfigError if a key of the server or of its clients is missing or is no key, or if it cannot or must not
+    Raises: ConfigError if a key of the server or of its clients is missing or is not a key, or if it cannot or must not
         listen there.
     """
     keys = load_keys(folder, role)

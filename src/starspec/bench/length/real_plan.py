@@ -19,7 +19,7 @@ QUICK_TOKENS: Final = 16
 class RealPlan:
     """How much to measure.
 
-    Raises: ConfigError naming an option whose values are none, or repeated.
+    Raises: ConfigError naming an option without values, or with repeated ones.
     """
 
     categories: Annotated[

@@ -16,7 +16,7 @@ QUICK_PROBLEMS: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelaxedPlan:
-    """How much to measure. Raises: ConfigError for a tau that is no share, or a number below 1."""
+    """How much to measure. Raises: ConfigError for a tau outside 0 to 1, or a number below 1."""
 
     taus: Annotated[
         tuple[float, ...],

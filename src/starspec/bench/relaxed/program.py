@@ -1,8 +1,8 @@
 """Run a Python program that a model wrote, and find out whether it reached its end.
 
-This is no sandbox. The program is a process of its own, with a time limit, limits of memory, file size and open files,
-an empty environment, and a temporary folder as its working directory. It has the rights of this user: it can read and
-change files, and it can use the network. A child that leaves the process group outlives it.
+This is not a sandbox. The program is a process of its own, with a time limit, limits of memory, file size and open
+files, an empty environment, and a temporary folder as its working directory. It has the rights of this user: it can
+read and change files, and it can use the network. A child that leaves the process group outlives it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ MIN_PLAIN_PROMPTS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlan:
-    """How much to measure. Raises: ConfigError naming an option whose values are none."""
+    """How much to measure. Raises: ConfigError if there are no delays or no streams."""
 
     num_stages: Annotated[
         int, Option("Stages to cut the target into; each has a core.", MODELS, ("--stages",), least=2)

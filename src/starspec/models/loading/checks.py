@@ -17,8 +17,8 @@ def find_models(*models: str | None) -> None:
 
     Args:
         models: targets, drafts and heads; None and "" = not given.
-    Raises: ModelError if one is missing or its config.json is none; ConfigError for a synthetic model with an unknown
-        parameter.
+    Raises: ModelError if one is missing or its config.json is not a config; ConfigError for a synthetic model with an
+        unknown parameter.
     Effects: downloads a hub id and converts a .gguf file, with a progress bar, unless that has been done.
     """
     for model in dict.fromkeys(each for each in models if each):
@@ -66,7 +66,7 @@ def find_pair(target: str | None, draft: str | None = None) -> None:
     if target is None:
         return
     if looks_like_a_head(target):
-        raise ModelError(f"'{target}' is an EAGLE head, which drafts for a model and is none: give it as the draft")
+        raise ModelError(f"'{target}' is an EAGLE head, which drafts for a model: give it as the draft")
     if draft is not None:
         check_vocabulary_files(target, draft)
         check_head_files(target, draft)

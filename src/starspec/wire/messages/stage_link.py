@@ -189,7 +189,7 @@ class RowLaw(msgspec.Struct, frozen=True, omit_defaults=True):
     token_ids: TokenIdList = []  # prompt and output before the judge, if the law counts tokens
 
     def __post_init__(self) -> None:
-        """Raises: ValueError if the prompt is longer than all tokens, or the relaxation is none."""
+        """Raises: ValueError if the prompt is longer than all tokens, or tau is out of range."""
         if self.token_ids and self.prompt_len > len(self.token_ids):
             raise ValueError(f"prompt of {self.prompt_len} tokens in {len(self.token_ids)}")
         if self.relaxation is not None and not 0.0 < self.relaxation.tau <= 1.0:

@@ -181,7 +181,7 @@ class Unread:
         return next((fd for fd in able if not self._connections[fd].has_settled), able[0] if able else newcomer)
 
     def _is_cut(self, fd: int, connection: _Connection, heard: Mapping[int, str]) -> bool:
-        """Look at one connection. Returns: whether it was ended. Raises: OSError if it is none any more."""
+        """Look at one connection. Returns: whether it was ended. Raises: OSError if it is not a connection any more."""
         came = _bytes_received(fd)
         if came == connection.came and fd not in heard:
             return False
