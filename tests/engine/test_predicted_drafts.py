@@ -117,6 +117,26 @@ def test_a_hub_drafts_for_the_others_of_a_batch_only() -> None:
     assert bench.request_stats["other"].num_prediction_tokens == 0
 
 
+class Polled(NoDrafts):
+    """Counts how often it could keep a connection."""
+
+    num_polls = 0
+
+    def poll(self) -> None:
+        self.num_polls += 1
+
+
+def test_a_hub_whose_target_runs_nothing_but_predicted_answers_is_not_left_alone() -> None:
+    others = Polled()
+    bench = Bench(others)
+    bench.submit("a", PROMPT, [])
+    num_steps = 0
+    while bench.engine.has_work:
+        bench.engine.step()
+        num_steps += 1
+    assert others.num_polls >= num_steps > NUM_TOKENS / 2
+
+
 def test_rounds_of_too_many_sequences_draft_nothing_from_predictions_either() -> None:
     bench = Bench(NoDrafts(), SpeculativeConfig(length=LengthConfig(policy="fixed"), disable_by_batch_size=1))
     bench.submit("other", [1, 2, 3])

@@ -112,6 +112,8 @@ class PredictedDrafts:
         parts = _split(batch)
         predicted = iter(self._predicted.draft(parts.predicted, len(batch)))
         others = iter(self._others.collect(parts.others) if parts.others else [])
+        if not parts.others:
+            self._others.poll()  # a source that is asked for nothing must keep its connection, too
         return [next(predicted if _is_predicted(each) else others) for each in batch]
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
