@@ -213,7 +213,7 @@ class StageServer:
     # ---------------------------------------------------------------- traversals
 
     def _next_in_turn(self) -> StageArrival:
-        """So whoever sends many keeps the coordinator's, or those of the stage before, waiting for one of its own."""
+        """The next traversal. Senders take turns, so one that sends many delays each of another one's by one only."""
         peer, waiting = self._queues.popitem(last=False)
         arrival = waiting.popleft()
         if waiting:
