@@ -10,7 +10,7 @@ import zmq
 from starspec.errors import ConfigError
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES
 from starspec.wire.keys import Keys, require_keys
-from starspec.wire.transports.sockets import HANDSHAKE_FAILED, LOST, Context, Socket, connect, host_of, make_socket
+from starspec.wire.transports.sockets import HANDSHAKE_FAILED, LOST, Context, Socket, host_of, make_socket
 from starspec.wire.transports.target_sockets import TargetSocket
 
 BEATS_IN_SILENCE: Final = 4  # heartbeats that a stage may leave unanswered before the connection ends
@@ -49,8 +49,7 @@ class StageConnection:
         except BaseException:
             socket.close(0)
             raise
-        self._socket = TargetSocket(socket, LOST | HANDSHAKE_FAILED | READY, int(endpoint.rpartition(":")[2]))
-        connect(socket, endpoint)
+        self._socket = TargetSocket.connecting(socket, endpoint, LOST | HANDSHAKE_FAILED | READY)
 
     @property
     def is_ready(self) -> bool:

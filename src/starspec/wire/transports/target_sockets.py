@@ -39,7 +39,7 @@ class SocketFactory:
         """Connect to the public port. The socket reconnects by itself; `events` tells failed handshakes."""
         socket = self._socket()
         socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 250
-        return self._connect(socket, endpoint, HANDSHAKE_FAILED)
+        return TargetSocket.connecting(socket, endpoint, HANDSHAKE_FAILED)
 
     def connect_own(self, endpoint: str, identity: bytes) -> TargetSocket:
         """Connect to the target's own port. `events` tells when the connection breaks; it does not reconnect.
@@ -52,7 +52,7 @@ class SocketFactory:
         socket.routing_id = identity
         socket.reconnect_ivl = 3_600_000
         socket.immediate = False
-        return self._connect(socket, endpoint, LOST)
+        return TargetSocket.connecting(socket, endpoint, LOST)
 
     def close(self) -> None:
         """Free the context. Every socket must be closed before."""
@@ -63,15 +63,6 @@ class SocketFactory:
         if self._keys is not None:
             self._keys.secure_client(socket, self._hub_key)
         return socket
-
-    def _connect(self, socket: Socket, endpoint: str, events: int) -> TargetSocket:
-        target_socket = TargetSocket(socket, events, int(endpoint.rpartition(":")[2]))
-        try:
-            connect(socket, endpoint)
-        except zmq.ZMQError:
-            target_socket.close(0)  # an open socket would keep `close` waiting for ever
-            raise
-        return target_socket
 
 
 class TargetSocket:
@@ -90,6 +81,17 @@ class TargetSocket:
         self._poller = zmq.Poller()
         for each in self.sockets:
             self._poller.register(each, zmq.POLLIN)
+
+    @classmethod
+    def connecting(cls, socket: Socket, endpoint: str, events: int) -> TargetSocket:
+        """Start to connect. Never waits. Raises: zmq.ZMQError if that cannot be; then the socket is closed."""
+        started = cls(socket, events, int(endpoint.rpartition(":")[2]))
+        try:
+            connect(socket, endpoint)
+        except zmq.ZMQError:
+            started.close(0)  # an open socket would keep its context waiting for ever
+            raise
+        return started
 
     @property
     def has_cut(self) -> bool:
