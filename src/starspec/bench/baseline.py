@@ -81,9 +81,8 @@ def _load(model: str, dtype: str) -> Any:
         loaded = AutoModelForCausalLM.from_pretrained(
             str(locate(model)), dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
         )
-    loaded.generation_config = (
-        GenerationConfig()
-    )  # a repetition penalty of the model's author would change greedy answers
+    # a repetition penalty of the model's author would change greedy answers
+    loaded.generation_config = GenerationConfig()
     loaded.eval().requires_grad_(requires_grad=False)
     for parameter in loaded.parameters():
         # memory-mapped weights may be evicted and read again while other methods run

@@ -64,9 +64,8 @@ class LosslessRow:
     num_explained: int  # answers that differ from a near-tie on
     num_tokens: int
     num_compared_tokens: int  # before any divergence
-    num_bitwise_tokens: (
-        int | None
-    )  # of those, decided by logits bitwise equal to those of plain decoding at batch size 1
+    # of those, decided by logits bitwise equal to those of plain decoding at batch size 1
+    num_bitwise_tokens: int | None
     num_near_ties: int  # reference tokens that a few rounding steps could change
     first_divergence: Divergence | None
     acceptance_length: float

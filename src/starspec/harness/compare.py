@@ -30,9 +30,8 @@ class Divergence:
     expected: int | None  # token id; None: the reference had ended
     found: int | None  # None: this answer had ended
     logit_gap: float | None  # reference logits: expected token's minus found token's; None if not recorded
-    rounding: (
-        float | None
-    )  # by how much, in logits, rounding must change the scores, noise included; None if not recorded
+    # by how much, in logits, rounding must change the scores, noise included; None if not recorded
+    rounding: float | None
     near_tie_gap: float | None  # the near-tie bound for these logits; None if not recorded
     is_near_tie: bool | None  # whether a few rounding steps can swap the two tokens; None if not recorded
 

@@ -158,9 +158,8 @@ class StatsRecorder:
         idle_s = self._idle.seconds(since_s) + open_gap.seconds_since(since_s)
         num_proposals = self._proposed.count(since_s)
         known_s = min(WINDOW_S, now - self._started_s)
-        published_s = (
-            self._stats.idle_s
-        )  # may include a part after the gap's end: that end was not known when this was computed
+        # may include a part after the gap's end: that end was not known when this was computed
+        published_s = self._stats.idle_s
         self._stats.idle_s = max(published_s, self._idle_s + open_gap.seconds_since(0.0))
         self._stats.idle_per_request_s = idle_s / num_proposals if num_proposals else 0.0
         self._stats.load = busy_s / (busy_s + idle_s) if busy_s else 0.0

@@ -35,9 +35,8 @@ from starspec.supervise.child import ChildSpec
 STAGES_START_S: Final = 3600.0  # `up` has a limit of its own for the whole start
 STAGE_RESTART_S: Final = 120.0  # for a stage that died to be started again, and to load its layers
 LAST_WORDS_S: Final = 1.0  # of a star's drain, for the gateway to answer requests that did not end in time
-GATEWAY_STAGE, TARGET_STAGE, HUB_STAGE = range(
-    3
-)  # order of stopping: a process stops before those that it asks for work
+# Order of stopping: a process stops before those that it asks for work.
+GATEWAY_STAGE, TARGET_STAGE, HUB_STAGE = range(3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

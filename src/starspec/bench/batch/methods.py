@@ -54,9 +54,8 @@ class MethodRun:
     prefill_s: float  # prefill by the target, in this run or an earlier one
     draft_prefill_s: float  # prefill by the draft, with first proposals; 0 with arrivals, where rounds wait for it
     prefilled_before_s: float  # prefill time of both that earlier runs spent for this one
-    peak_mib: (
-        float | None
-    )  # resident set of the process, with weights, without known prompts; None = unknown on this system
+    # resident set of the process, with weights, without known prompts; None = unknown on this system
+    peak_mib: float | None
 
     @property
     def seconds(self) -> float:

@@ -78,14 +78,12 @@ class StarRow:
     vs_plain_turns: list[float]  # of each turn
     stolen_turns: list[float]  # of each turn: share of the machine's time that other guests took
     proposals_per_s: float  # R_q, of the hub
-    proposals_per_s_closed_form: (
-        float | None
-    )  # N / T (eqs. 8 to 10) with S and Z measured with one target; service one at a time
+    # N / T (eqs. 8 to 10) with S and Z measured with one target; service one at a time
+    proposals_per_s_closed_form: float | None
     vs_closed_form: float | None  # R_q over the closed form
     vs_closed_form_turns: list[float]  # of each turn
-    proposals_per_s_nominal: (
-        float | None
-    )  # the closed form with the modelled S and Z, as if the machine had no overhead
+    # the closed form with the modelled S and Z, as if the machine had no overhead
+    proposals_per_s_nominal: float | None
     num_full: int | None  # N_full (eq. 12), by the same S and Z as the closed form
     vs_one_at_a_time: float | None  # O over that of one at a time; full service only
     tokens_per_round: float
