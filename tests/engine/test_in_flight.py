@@ -124,9 +124,8 @@ def test_a_round_that_landed_before_a_launch_failed_keeps_its_tokens() -> None:
     assert not engine.step()  # a round of `a` is in flight
     engine.submit(RequestId("c"), spec_of([3, 4], 20))
     verifier.can_run_rounds = False
-    with pytest.raises(
-        RuntimeError
-    ):  # the round of `a` lands, the chunk of `c` is launched, the next round of `a` fails
+    # the round of `a` lands, the chunk of `c` is launched, the next round of `a` fails
+    with pytest.raises(RuntimeError):
         engine.step()
     told = {each.request_id: (each.token_ids, each.finish_reason) for each in engine.fail_step("error").values()}
     assert told == {"a": (plain([1], 5), "error")}

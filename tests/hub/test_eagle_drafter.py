@@ -198,9 +198,8 @@ def test_a_small_vocabulary_proposes_its_own_tokens_in_the_targets_words(
 ) -> None:
     star, known = EagleStar("a"), set(DRAFT_TOKEN_IDS.tolist())
     for number in range(1, 9):
-        tag = EagleTag(
-            number, [number, 1, 5], sampling
-        )  # 1 and 5 are none of the draft's own: it reads them all the same
+        # 1 and 5 are not in the draft's own vocabulary: it reads them all the same
+        tag = EagleTag(number, [number, 1, 5], sampling)
         star.send("a", tag.open(budget), tag.past())
         proposal = propose(star, "a", tag)
         assert proposal.token_ids

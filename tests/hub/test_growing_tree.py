@@ -269,9 +269,8 @@ def test_what_was_drawn_is_told_of_every_proposed_node_even_if_none_of_its_child
     tree.expand(ROOT, Children([DraftToken(1, -0.1), DraftToken(2, -1.0)], drawn[0]), PAIR)
     tree.expand(0, Children([DraftToken(3, -0.2), DraftToken(4, -5.0)], drawn[1]), PAIR)
     tree.expand(1, Children([DraftToken(5, -3.0), DraftToken(6, -4.0)], drawn[2]), PAIR)
-    tree.expand(
-        2, Children([DraftToken(7, -0.1), DraftToken(8, -9.0)], drawn[3]), PAIR
-    )  # for a deeper tree than those below
+    # for a deeper tree than those below
+    tree.expand(2, Children([DraftToken(7, -0.1), DraftToken(8, -9.0)], drawn[3]), PAIR)
     wide = tree.best(DraftBudget(3, 2, 2))
     assert set(paths(wide)) == {(1,), (1, 3), (2,)}
     assert drafts(wide) == {(): drawn[0], (1,): drawn[1], (2,): drawn[2]}

@@ -801,9 +801,8 @@ def test_a_lost_open_silences_its_request_for_a_while_and_not_to_its_end(monkeyp
     while not request.num_accepted:
         vllm.step()
         assert not request.is_done
-    assert (
-        3 * FIRST_PREFILL_WAIT_S <= vllm.clock.now - started_s <= 3 * FIRST_PREFILL_WAIT_S + 1.0
-    )  # the second has twice as long
+    # the second has twice as long
+    assert 3 * FIRST_PREFILL_WAIT_S <= vllm.clock.now - started_s <= 3 * FIRST_PREFILL_WAIT_S + 1.0
     assert vllm.hub.num_opens == 3
     vllm.run()
     assert not request.num_refused

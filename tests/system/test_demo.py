@@ -60,9 +60,8 @@ def test_the_demo_answers_eight_prompts_identically(smollm2: Path, tmp_path: Pat
     ]
     code, conversation, both, *again = [row["num_tokens"] for row in receipt["rows"]]
     assert code == 2 * NUM_TOKENS
-    assert (
-        NUM_TOKENS < conversation <= 2 * NUM_TOKENS
-    )  # where bf16 is rounded otherwise, one of its two answers may end earlier
+    # where bf16 is rounded otherwise, one of its two answers may end earlier
+    assert NUM_TOKENS < conversation <= 2 * NUM_TOKENS
     assert both == code + conversation
     assert again == [code, conversation, both]
     assert f"{receipt['ratios']['the EAGLE head, all']:.2f}x (" in races[0]

@@ -103,9 +103,8 @@ class Attacker(threading.Thread):
 
 
 def test_a_hub_survives_a_hundred_thousand_mutated_frames(star) -> None:
-    hub = star.hub_process(
-        is_open=True
-    )  # apart: what the attackers' queues took, and their allocator keeps, is no leak of a hub
+    # apart: what the attackers' queues took, and their allocator keeps, is not a leak of a hub
+    hub = star.hub_process(is_open=True)
     honest = star.connected(hub.endpoint, "honest")
     assert honest.welcome is not None
     process = psutil.Process(hub.process.pid)

@@ -56,9 +56,8 @@ class VllmSettings:
             raise ConfigError(f"need 1 <= prompt_lookup_min <= prompt_lookup_max <= {MAX_LOOKUP}")
         if self.keys == "":
             raise ConfigError("keys is empty: name the folder, or leave it out")
-        if (
-            self.name is not None and not self.name.isprintable()
-        ):  # half a surrogate pair is not printable, and cannot be sent
+        # half a surrogate pair is not printable, and cannot be sent
+        if self.name is not None and not self.name.isprintable():
             raise ConfigError(f"name {self.name!a} must be printable text")
 
 
