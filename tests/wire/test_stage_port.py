@@ -8,10 +8,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+import zmq
 
 from starspec.audit import AuditLog
 from starspec.errors import ConfigError
 from starspec.wire.keys import Keys, generate_keys, load_keys
+from starspec.wire.transports import target_sockets
 from starspec.wire.transports.sockets import Context
 from starspec.wire.transports.stage_connection import StageConnection
 from starspec.wire.transports.stage_port import StageArrival, StagePort
@@ -96,6 +98,17 @@ def test_a_port_that_is_open_to_others_needs_keys() -> None:
         pytest.raises(ConfigError, match=r"connect to the stage at far\.example without keys"),
     ):
         StageConnection(context, "tcp://far.example:1", None, False, 2.0, "the target")
+
+
+def test_a_connection_that_cannot_begin_keeps_no_context_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise zmq.ZMQError(zmq.EINVAL)
+
+    monkeypatch.setattr(target_sockets, "connect", refuse)
+    context = Context()
+    with pytest.raises(zmq.ZMQError):
+        StageConnection(context, "tcp://127.0.0.1:1", None, False, 2.0, "the target")
+    context.term()  # an open socket would keep it waiting for ever
 
 
 def test_a_port_that_closes_is_a_stage_that_is_gone() -> None:
