@@ -42,7 +42,7 @@ from starspec.grammars.compile import Grammars
 from starspec.ids import RequestId
 from starspec.inputs import ChatMessage, Prompt, as_list, params_for, unwrapped
 from starspec.local_star import check_drafts, local_drafts
-from starspec.models.loading.checks import find_pair
+from starspec.models.loading.checks import check_models
 from starspec.models.loading.progress import listening
 from starspec.models.loading.tokenizer import bad_words_of, load_tokenizer, prompt_ids_of_chat, prompt_ids_of_text
 from starspec.observe.progress import ProgressBar
@@ -89,14 +89,13 @@ class LLM:
         speculative_config = _speculative_config(speculative_config)
         if not isinstance(batching, BatchingConfig):
             batching = BatchingConfig(method=batching)
-        target_config = TargetConfig(
-            name="llm", max_num_seqs=max_num_seqs, batching=batching, prefill_chunk=prefill_chunk
-        )
+        served = {"name": "llm", "max_num_seqs": max_num_seqs, "batching": batching, "prefill_chunk": prefill_chunk}
+        target_config = build(TargetConfig, served, "LLM")
         config = _model_config(model, target_config.num_rows, model_options)
         self.stats = TargetStats()
         self._use_tqdm = use_tqdm
         with _shown_loading(use_tqdm):
-            find_pair(model, speculative_config.model if speculative_config else None)
+            check_models(config, speculative_config.draft_model(config) if speculative_config else None)
             self.tokenizer = load_tokenizer(model)
             check_drafts(config, speculative_config, self.tokenizer)
             verifier = open_runner(config, batching, self.stats.batch).verifier

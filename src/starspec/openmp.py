@@ -1,7 +1,11 @@
-"""How OpenMP threads wait for work, on cores that other processes need too. This module imports nothing of ours."""
+"""How many OpenMP threads compute, and how they wait for work on cores that other processes need too.
+
+This module imports nothing of ours.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -29,3 +33,17 @@ SLEEP_AT_ONCE: Final = MappingProxyType(
 def unless_given(environ: Mapping[str, str], wanted: Mapping[str, str] = WAIT_BRIEFLY) -> Mapping[str, str]:
     """`wanted`; empty if the operator set one of its variables. torch reads the variables when it is loaded."""
     return {} if wanted.keys() & environ.keys() else wanted
+
+
+def num_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def num_threads(environ: Mapping[str, str]) -> int:
+    """Threads of a forward that nobody gave a number: as OMP_NUM_THREADS says, otherwise one for each core.
+
+    torch does the same by itself. This is for who divides threads among processes, or tells them to another program.
+    """
+    of_outer_loops = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # others are of loops inside loops
+    return int(of_outer_loops) if of_outer_loops.isdecimal() and int(of_outer_loops) else num_cores()

@@ -1,6 +1,7 @@
 """What small files and the command line show to be wrong is said before weights are read, by all commands alike."""
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -174,3 +175,51 @@ def test_the_offline_api_refuses_such_a_cache_too(unreadable: str, monkeypatch) 
     for draft in (None, {"model": unreadable}):
         with pytest.raises(ConfigError, match="this machine's memory"):
             LLM(unreadable, speculative_config=draft)
+
+
+WRONG_OPTIONS = {  # of `LLM`, as keys of a speculative config or beside it
+    "no CUDA": {"device": "cuda:99"},
+    "context": {"max_model_len": 900000},
+    "no CUDA for the draft": {"speculative_config": {"device": "cuda:99"}},
+    "context of the draft": {"speculative_config": {"max_model_len": 900000}},
+}
+
+
+@pytest.mark.parametrize("name", WRONG_OPTIONS)
+def test_the_offline_api_and_generate_refuse_a_setting_in_the_same_words(
+    name: str, unreadable: str, starspec, monkeypatch
+) -> None:
+    def load(*_: object) -> None:
+        raise AssertionError("a tokenizer is loaded")
+
+    monkeypatch.setattr("starspec.llm.load_tokenizer", load)
+    options = dict(WRONG_OPTIONS[name])
+    words = [f"--{key.replace('_', '-')}={value}" for key, value in options.items() if key != "speculative_config"]
+    if "speculative_config" in options:
+        options["speculative_config"] = {"model": unreadable, **options["speculative_config"]}
+        words.append(f"--speculative-config={json.dumps(options['speculative_config'])}")
+    with pytest.raises(ConfigError) as raised:
+        LLM(unreadable, **options)
+    outcome = starspec("generate", "Hello", "--target", unreadable, *words)
+    assert outcome.err.splitlines()[-1] == f"starspec: {raised.value}"
+    assert outcome.code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prefill_chunk": 2.5}, "LLM: prefill_chunk: expected int, got float"),
+        ({"prefill_chunk": 0}, "LLM: prefill_chunk must be at least"),
+        ({"max_num_seqs": "8"}, "LLM: max_num_seqs: expected int, got str"),
+        ({"max_num_seqs": True}, "LLM: max_num_seqs: expected int, got bool"),
+        ({"max_num_seqs": 0}, "LLM: max_num_seqs must be at least 1, got 0"),
+        ({"device": "gpu"}, "LLM: device 'gpu' is unknown"),
+        ({"num_threads": 0}, "LLM: num_threads must be at least 1, got 0"),
+        ({"enforce_eager": "no"}, "LLM: enforce_eager: expected bool, got str"),
+        ({"model": None}, "LLM: model: expected str, got null"),
+        ({"batching": "rows"}, "batching 'rows' is unknown"),
+    ],
+)
+def test_an_option_of_the_offline_api_that_is_no_such_value_is_named(options: dict, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        LLM(**{"model": TARGET, **options})

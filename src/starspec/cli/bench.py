@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from dataclasses import asdict, dataclass, replace
@@ -26,8 +27,9 @@ from starspec.cli.options import over
 from starspec.config import ModelConfig, Option
 from starspec.config.option import A_MODEL, MEASURE, MODELS, P_MIN_RULE
 from starspec.errors import ConfigError
-from starspec.harness.model_pair import ModelPair
-from starspec.models.loading.checks import find_pair
+from starspec.harness.model_pair import MODEL_OPTIONS, ModelPair
+from starspec.models.loading.checks import check_models
+from starspec.openmp import num_threads
 
 app = CommandLine(name="bench", no_args_is_help=True, help="Measure on this machine.")
 app.command()(batch)
@@ -224,7 +226,12 @@ class VllmOptions:
     num_draft_tokens: Annotated[
         int, Option("Largest number of draft tokens of the hub.", MEASURE, least=1, most=16)
     ] = 4
-    num_threads: Annotated[int, Option("CPU threads of each server, and of the hub.", MODELS, least=1)] = 2
+    num_threads: Annotated[
+        int | None,
+        Option(
+            "CPU threads of each server, and of the hub.", MODELS, least=1, shown=MODEL_OPTIONS["num_threads"].shown
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +286,7 @@ def vllm(
             draft=pair.draft,
             quantization=pair.quantization,
             dtype=pair.dtype,
-            num_threads=servers.num_threads,
+            num_threads=servers.num_threads or num_threads(os.environ),
             num_draft_tokens=servers.num_draft_tokens,
             vllm_options=shlex.split(servers.vllm_args),
         )
@@ -339,8 +346,9 @@ def certify(
     """
     files = prompt_files(dataset)
     part_of = given.shard(shard) if shard else (1, 1)
-    find_pair(options.model, options.head)
-    find_pair(options.target, options.draft)
+    for target, draft in ((options.model, options.head), (options.target, options.draft)):
+        if target is not None:
+            check_models(replace(runs, model=target), None if draft is None else replace(runs, model=draft))
     with measuring("bench certify") as bar:
         from starspec.bench.certify import Shard, Subjects, blocks, count_turns  # noqa: PLC0415 (these import torch)
         from starspec.bench.certify import certify as run  # noqa: PLC0415

@@ -20,7 +20,7 @@ from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions, check_draft_is
 from starspec.config import ModelConfig, Option, ProcessConfig
 from starspec.config.option import NONE_GIVEN, SAMPLING
 from starspec.errors import ConfigError, RequestError
-from starspec.models.loading.checks import check_settings, context_length, find_pair
+from starspec.models.loading.checks import check_models, context_length
 from starspec.models.loading.locate import folder_name
 from starspec.models.loading.progress import listening, report
 from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat, prompt_ids_of_text
@@ -82,8 +82,7 @@ def generate(
     params = sampling.to_params()
     log_to_stderr(process.log_level)
     check_output()
-    find_pair(model.model, speculative.model if speculative else None)
-    check_settings(model, speculative.draft_model(model) if speculative else None)
+    check_models(model, speculative.draft_model(model) if speculative else None)
     _check_max_tokens(model, params.max_tokens)
     text = _read(prompt)
     os.environ.update(unless_given(os.environ, SLEEP_AT_ONCE))

@@ -14,7 +14,7 @@ from starspec.config import ModelConfig
 from starspec.config.option import LIMITS, MODELS, NETWORK, Option
 from starspec.errors import ConfigError
 from starspec.harness.table import Column, Table
-from starspec.models.loading.checks import find_models
+from starspec.models.loading.checks import check_models
 from starspec.policy.stage_cut import ModelSize, Node, StageCut, head_layers, plan_stages
 
 TARGET: Final = "target"  # in --link: the machine of the target itself
@@ -69,7 +69,7 @@ def plan(
     """Propose a cut of a model into stages, from the memory and the speed of machines and the links between them."""
     nodes = [_node(each) for each in options.node]
     links = _links(options, [name for name, *_ in nodes])
-    find_models(model.model)
+    check_models(model)
     with measuring("plan-stages"):
         from starspec.stages.measure import measure_layer  # noqa: PLC0415 (imports torch)
 

@@ -13,7 +13,8 @@ from starspec.cli.binder import bound, take
 from starspec.cli.files import JsonFile, check_folder, folder_named
 from starspec.cli.measuring import measuring, publish
 from starspec.harness.datasets import read_prompts
-from starspec.models.loading.checks import find_models
+from starspec.models.loading.checks import check_models, find_models
+from starspec.openmp import num_threads
 from starspec.train.plan import HeadPlan
 
 
@@ -37,14 +38,11 @@ def train(
     The same command resumes an interrupted training.
     """
     read_prompts(plan.prompts)
-    find_models(plan.answers.target, None if plan.start_from is None else str(plan.start_from))
+    check_models(plan.answers.model)
+    find_models(None if plan.start_from is None else str(plan.start_from))
     with measuring("train") as bar:
         from starspec.train.pipeline import train_head  # noqa: PLC0415 (torch)
         from starspec.train.report import summary  # noqa: PLC0415
 
-        report = train_head(replace(plan, out=folder).resolved(_num_cores()), bar.show)
+        report = train_head(replace(plan, out=folder).resolved(num_threads(os.environ)), bar.show)
     publish(report, [*summary(report), f"the head is in {folder}"], json_file)
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -39,9 +39,10 @@ from starspec.config.network import LOOPBACK
 from starspec.config.option import A_MODEL, MODELS, NONE_GIVEN, PROCESS
 from starspec.errors import ConfigError, StarspecError
 from starspec.hub.checks import suited_to
-from starspec.models.loading.checks import check_settings, find_pair
+from starspec.models.loading.checks import check_models
 from starspec.models.resolve import resolve_draft
 from starspec.observe.trace import merge
+from starspec.openmp import num_cores
 from starspec.output_files import write_whole
 from starspec.supervise.child import ChildState
 from starspec.supervise.ports import PortReservations
@@ -163,9 +164,9 @@ def up(
     with _trace_folder(trace) as trace_folder, PortReservations() as reservations:
         config = replace(config, trace_folder=trace_folder)
         ports = _reserve(reservations, config)
-        find_pair(model.model, speculative.model if speculative else None)  # once, before several processes do
-        check_settings(model, speculative.draft_model(config.draft) if speculative else None)
-        specs = star_specs(config, ports, os.environ, num_cores=len(os.sched_getaffinity(0)))
+        # once, before several processes do
+        check_models(model, speculative.draft_model(config.draft) if speculative else None)
+        specs = star_specs(config, ports, os.environ, num_cores=num_cores())
         display = TableDisplay() if options.table and TableDisplay.is_possible() else LineDisplay()
         with display, _removed(options.ready_file):
             with Supervisor(specs, display.show_log, display.show_line) as supervisor:

@@ -15,7 +15,7 @@ from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions, check_draft_is
 from starspec.config import ModelConfig, Option
 from starspec.config.option import MEASURE
 from starspec.errors import ConfigError
-from starspec.models.loading.checks import check_settings, find_pair
+from starspec.models.loading.checks import check_models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,7 @@ def verify(
     batchings = given.batching_configs(options.batching, exspec.window, exspec.max_passed_over, exspec.min_group)
     model = replace(model, num_rows=max(each.num_rows(options.batch) for each in batchings))
     chosen = spread_prompts(prompts, options.num_prompts)
-    find_pair(model.model, speculative.model)
-    check_settings(model, speculative.draft_model(model))
+    check_models(model, speculative.draft_model(model))
     with measuring("verify") as bar:
         from starspec.bench.verify import blocks, num_turns_of, verify_pair  # noqa: PLC0415 (torch)
 

@@ -43,7 +43,7 @@ class ModelPair:
     dtype: Annotated[Dtype, MODEL_OPTIONS["dtype"]] = "bfloat16"
     device: Annotated[str, MODEL_OPTIONS["device"]] = "cpu"
     numerics: Annotated[Numerics, MODEL_OPTIONS["numerics"]] = "invariant"
-    num_threads: Annotated[int, replace(MODEL_OPTIONS["num_threads"], shown=None)] = 2
+    num_threads: Annotated[int | None, MODEL_OPTIONS["num_threads"]] = None
     feature_layers: Annotated[
         tuple[int, ...] | None,
         Option(

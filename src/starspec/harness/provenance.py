@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import torch
 import starspec
 from starspec.cache.memory import machine_bytes
 from starspec.models.loading.locate import is_synthetic, locate
+from starspec.openmp import num_cores
 
 PACKAGES = ("torch", "torchao", "triton", "transformers", "tokenizers", "numpy", "pyzmq", "msgspec")
 HASHED_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
@@ -91,7 +91,7 @@ def collect_provenance(models: Mapping[str, str] | None = None) -> Provenance:
         packages={name: found for name in PACKAGES if (found := _version(name))},
         system=platform.platform(),
         cpu=_cpu_name(),
-        num_cores=_num_cores(),
+        num_cores=num_cores(),
         num_threads=torch.get_num_threads(),
         memory_gib=round(machine_bytes() / 2**30, 1),
         devices=[torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
@@ -134,12 +134,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _cpu_name() -> str:

@@ -79,7 +79,8 @@ class ServerCommand:
 
 
 class StarspecServer(ServerCommand):
-    """One `starspec` server command. It uses one thread, because several processes share the machine.
+    """One `starspec` server command. It uses one thread, unless OMP_NUM_THREADS says another number, because several
+    processes share the machine.
 
     Args:
         arguments: of the command line.
@@ -87,7 +88,8 @@ class StarspecServer(ServerCommand):
 
     def __init__(self, *arguments: str) -> None:
         self.arguments = arguments
-        super().__init__([sys.executable, "-m", "starspec", *arguments], {"OMP_NUM_THREADS": "1", **WAIT_BRIEFLY})
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        super().__init__([sys.executable, "-m", "starspec", *arguments], {**threads, **WAIT_BRIEFLY})
 
     def wait_ready(self) -> str:
         """Wait until the server is ready. Returns: its address. Raises: PeerLost, with its output, if it fails."""

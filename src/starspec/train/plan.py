@@ -40,6 +40,18 @@ class AnswerPlan:
     num_workers: int = 1  # processes, each with its share of the threads
     num_threads: int = 1  # of one worker
 
+    @property
+    def model(self) -> ModelConfig:
+        """The target as one worker runs it."""
+        return ModelConfig(
+            model=self.target,
+            dtype=self.dtype,
+            device=self.device,
+            numerics="fast",
+            max_model_len=self.max_model_len,
+            num_threads=self.num_threads,
+        )
+
     def __post_init__(self) -> None:
         check_device(self.device)
 
@@ -135,9 +147,9 @@ class HeadPlan:
     held_out_every: int = 33  # one of so many prompts is held out for measuring
     num_threads: Annotated[int | None, MODEL_OPTIONS["num_threads"]] = None
 
-    def resolved(self, num_cores: int) -> HeadPlan:
-        """The plan with what follows from its other settings and from the cores of this process."""
-        threads = self.num_threads or num_cores
+    def resolved(self, usual_threads: int) -> HeadPlan:
+        """The plan with what follows from its other settings, and from the threads that this process has by default."""
+        threads = self.num_threads or usual_threads
         # one process for each core gives 1.3 times the tokens of one process with all cores, but needs more memory;
         # on a GPU, processes would only wait for each other
         num_workers = min(threads, MAX_WORKERS) if self.answers.device == "cpu" else 1

@@ -70,3 +70,12 @@ def find_pair(target: str | None, draft: str | None = None) -> None:
     if draft is not None:
         check_vocabulary_files(target, draft)
         check_head_files(target, draft)
+
+
+def check_models(target: ModelConfig, draft: ModelConfig | None = None) -> None:
+    """Find a target and what drafts for it, and check how both are to run, before weights are read.
+
+    Raises: as find_pair and check_settings. Effects: as find_models.
+    """
+    find_pair(target.model, None if draft is None else draft.model)
+    check_settings(target, draft)
