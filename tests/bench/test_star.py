@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from starspec.bench.star import async_pair, measure, serving
+from starspec.bench.star import async_pair, measure, serving, tables
 from starspec.bench.star import operating_point as point
 from starspec.bench.star import serving as stolen_time
 from starspec.bench.star.async_pair import (
@@ -82,7 +82,7 @@ def test_slow_motion_is_told_in_modelled_time() -> None:
     hub.t_s.add(0.0056)
     hub.service.add(0.0448)
     hub.queue.add(0.0012)
-    hub.idle_per_request_s = 0.0392
+    hub.idle_per_request_s, hub.idle_s = 0.0392, 4.0
     one, other = (
         TargetTimes(num_tokens, num_rounds=25, num_proposals=20, seconds=4.0, wait_s=0.05, link_s=0.004)
         for num_tokens in (80, 120)
@@ -92,6 +92,7 @@ def test_slow_motion_is_told_in_modelled_time() -> None:
     assert (served.rounds_per_s, served.proposals_per_s, served.tokens_per_round) == (50, 40, 4)
     told_ms = (served.step_ms, served.service_ms, served.queue_ms, served.idle_ms, served.wait_ms, served.link_ms)
     assert told_ms == pytest.approx((1.4, 11.2, 0.3, 9.8, 12.5, 1.0))
+    assert served.whole_idle_s == 1.0
 
 
 @pytest.mark.system
@@ -231,12 +232,14 @@ def test_the_equations_are_told_by_the_target_that_was_alone() -> None:
 
 
 def test_the_papers_words_mean_what_they_mean_in_its_table() -> None:
-    hub = HubStats(idle_per_request_s=0.004, load=0.9)
+    hub = HubStats(idle_per_request_s=0.004, idle_s=0.16, load=0.9)
     hub.queue.add(0.0005)
     times = TargetTimes(60, num_rounds=20, num_proposals=20, seconds=1.0, wait_s=0.0131, link_s=0.001)
     row = measure._row(
         measure.FULL, 2, [{measure.FULL: ServedTurn(hub, [times] * 2), measure.SINGLE: ServedTurn(hub, [times])}]
     )
     assert (row.t_wait_ms, row.wait_ms) == pytest.approx((0.5, 13.1)), "queueing in the buffer; the response time"
-    assert (row.t_idle_ms, row.t_idle_iteration_ms) == pytest.approx((4.0, 8.0))
+    assert (row.t_idle_ms, row.t_idle_iteration_ms, row.t_idle_s) == pytest.approx((4.0, 8.0, 0.16))
+    printed = {column.title for column in tables.TABLE_1}
+    assert {"T_wait", "T_idle", "T_idle of eq. 9", "in all, s", "in paper"} <= printed
     assert (row.paper_t_wait_ms, row.paper_t_idle_ms) == (0.5, 9.8)

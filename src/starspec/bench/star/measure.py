@@ -97,6 +97,7 @@ class StarRow:
     t_wait_ms: float  # T_wait: of a request in the hub's buffer
     t_idle_ms: float  # T_idle between two requests, as in Table 1
     t_idle_iteration_ms: float  # T_idle of equation 9
+    t_idle_s: float  # in all, of the middle turn
     link_ms: float  # t_c, a round
     paper_rounds_per_s: float | None  # as StarSD measured, if it did
     paper_tokens_per_s: float | None
@@ -260,6 +261,7 @@ def _row(service: str, num_targets: int, repeats: Sequence[Mapping[str, ServedTu
         t_wait_ms=served.queue_ms,
         t_idle_ms=served.idle_ms,
         t_idle_iteration_ms=served.idle_ms * num_targets,
+        t_idle_s=served.whole_idle_s,
         link_ms=served.link_ms,
         paper_rounds_per_s=paper.rounds_per_s if paper else None,
         paper_tokens_per_s=paper.tokens_per_s if paper else None,

@@ -113,6 +113,7 @@ class RealStarRow:
     link_ms: float  # t_c
     t_wait_ms: float  # T_wait
     t_idle_ms: float  # T_idle between two requests
+    t_idle_s: float  # in all, of the middle turn
 
 
 Repeats = dict[tuple[str, int], list[ServedTurn]]
@@ -243,6 +244,7 @@ def _row(service: str, num: int, served: Repeats, predicted: Repeats) -> RealSta
         link_ms=found.link_ms,
         t_wait_ms=found.queue_ms,
         t_idle_ms=found.idle_ms,
+        t_idle_s=found.whole_idle_s,
     )
 
 
@@ -272,6 +274,7 @@ COLUMNS = (
     Column("t_c", "link_ms", ".1f"),
     Column("T_wait", "t_wait_ms", ".1f"),
     Column("T_idle", "t_idle_ms", ".1f"),
+    Column("in all, s", "t_idle_s", ".1f"),
 )
 TITLE = (
     "the hub has a core of its own, targets share the others; predicted = a synthetic star with the step times of one "

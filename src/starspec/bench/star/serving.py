@@ -141,6 +141,11 @@ class ServedTurn:
         return self._modelled_ms(self.hub.idle_per_request_s)
 
     @property
+    def whole_idle_s(self) -> float:
+        """T_idle of the whole turn: seconds in which the hub had tags and nothing to draft."""
+        return self.hub.idle_s / self.slow_motion
+
+    @property
     def wait_ms(self) -> float:
         """The hub's response time, as a round of a target waits for it. Not T_wait."""
         return self._modelled_ms(mean(each.wait_s for each in self.targets))

@@ -30,12 +30,13 @@ TABLE_1 = (
     Column("T_idle", "t_idle_ms", ".1f"),
     Column("in paper", "paper_t_idle_ms", ".1f"),
     Column("T_idle of eq. 9", "t_idle_iteration_ms", ".1f"),
+    Column("in all, s", "t_idle_s", ".1f"),
     Column("load", "load", ".1%"),
     Column("in paper", "paper_load", ".1%"),
 )
 TABLE_1_TITLE = (
     "beside StarSD's Table 1, in milliseconds: T_wait of a request in the hub's buffer, T_idle between two requests; "
-    "in equation 9 T_idle is that of an iteration, which serves every target once"
+    "in equation 9 T_idle is that of an iteration, which serves every target once; in all = of the turn, in seconds"
 )
 
 
