@@ -117,3 +117,16 @@ def test_drafts_change_no_token(family, plain, tmp_path, save_with_tokenizer):
         with LLM(folder, speculative_config=config, **options) as llm:
             found = [result.outputs[0].token_ids for result in llm.generate(prompts, params)]
         assert [list(each) for each in found] == [generate(plain, ids, 20) for ids in prompts]
+
+
+@pytest.mark.parametrize("method", ["eqspec", "exspec", "rollback"])
+def test_padded_batches_change_no_token(family, method, plain, tmp_path, save_with_tokenizer):
+    """With trees of a draft that is the target itself, so that rounds are long, and with contexts beyond windows."""
+    folder = str(save_with_tokenizer(plain, tmp_path))
+    prompts = [tokens(30, seed=3), tokens(4, seed=4) * 6, tokens(1), tokens(24, seed=5)]
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    speculative = {"model": folder, "num_speculative_tokens": 3, "eagle_topk": 2, "length": {"policy": "fixed"}}
+    options = {"dtype": "float32", "max_model_len": MAX_LEN, "numerics": "fast", "max_num_seqs": 3}
+    with LLM(folder, speculative_config=speculative, batching=method, **options) as llm:
+        found = [result.outputs[0].token_ids for result in llm.generate(prompts, params)]
+    assert [list(each) for each in found] == [generate(plain, ids, 20) for ids in prompts]
