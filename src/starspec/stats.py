@@ -241,7 +241,6 @@ class PipeStats:
     depth: int = 0  # traversals that should be in flight; 0 = the stages are being attached
     num_in_flight: int = 0
     num_traversals: int = 0  # that landed
-    num_stale_windows: int = 0  # that stood on refused tokens, and were not computed to their end
     num_landing_bytes: int = 0  # of the last stage's answers
     num_losses: int = 0  # times that a stage was lost
     fill: Mean = field(default_factory=Mean)  # share of the time, with something in flight, that the slowest computes

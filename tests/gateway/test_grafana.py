@@ -12,7 +12,15 @@ import pytest
 from starspec.gateway.metrics import GatewayMetrics
 from starspec.ids import TargetId
 from starspec.observe.metrics import StatusSnapshot
-from starspec.stats import AcceptanceStats, HubStats, HubTargetStats, LengthStats, TargetStats
+from starspec.stats import (
+    AcceptanceStats,
+    HubStats,
+    HubTargetStats,
+    LengthStats,
+    PipeStats,
+    StageStats,
+    TargetStats,
+)
 from starspec.wire.messages import HubStatus, TargetStatus
 
 DASHBOARD: Final = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text(encoding="utf-8"))
@@ -21,8 +29,8 @@ PANELS: Final = DASHBOARD["panels"]
 
 @pytest.fixture(scope="module")
 def labels() -> dict[str, set[str]]:
-    """Name of each sample -> its labels, of a gateway with a target and a hub."""
-    lengths = LengthStats()
+    """Name of each sample -> its labels, of a gateway with a target in stages and a hub."""
+    lengths, pipe = LengthStats(), PipeStats(stages=[StageStats(endpoint="tcp://a:1", index=0)])
     lengths.add(2, "cost")
     status = TargetStatus(
         target_id=TargetId("t0"),
@@ -33,7 +41,7 @@ def labels() -> dict[str, set[str]]:
         num_rows=1,
         num_free_rows=1,
         is_draft_connected=True,
-        stats=TargetStats(acceptance=AcceptanceStats(num_accepted_tokens_per_pos=[1]), lengths=lengths),
+        stats=TargetStats(acceptance=AcceptanceStats(num_accepted_tokens_per_pos=[1]), lengths=lengths, pipe=pipe),
     )
     hub = HubStatus("tiny", HubStats(), {TargetId("t0"): HubTargetStats()})
     metrics = GatewayMetrics(lambda: StatusSnapshot((status,), hub))

@@ -1,6 +1,8 @@
 """What a scraper reads is what the statistics say."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -186,6 +188,7 @@ def in_stages() -> TargetStatus:
     lost = StageStats(endpoint="tcp://b:1", layers="2:4")
     pipe = PipeStats(stages=[first, last, lost], depth=2, num_traversals=4, num_landing_bytes=20, num_losses=1)
     status.stats.pipe = pipe
+    status.stats.num_ahead_windows, status.stats.num_stale_windows = 6, 5
     return status
 
 
@@ -195,6 +198,8 @@ def test_stages_have_samples_by_their_place_and_spares_have_none() -> None:
     assert read["starspec_pipe_traversals_total", a] == 4
     assert read["starspec_pipe_traversals_per_token", a] == 0.5  # 3 + 5 tokens
     assert read["starspec_pipe_bytes_per_token", a] == 15.0
+    assert read["starspec_pipe_ahead_windows_total", a] == 6
+    assert read["starspec_pipe_stale_windows_total", a] == 5
     assert read["starspec_stage_compute_seconds_total", (("stage", "0"), *a)] == 1.5
     assert read["starspec_stage_wait_seconds_total", (("stage", "1"), *a)] == 0.5
     assert {labels for name, labels in read if name == "starspec_stage_attached"} == {
@@ -202,6 +207,17 @@ def test_stages_have_samples_by_their_place_and_spares_have_none() -> None:
         (("stage", "1"), *a),
     }
     assert ("starspec_pipe_traversals_total", (("target", "b"),)) not in read
+
+
+def test_the_page_about_stages_names_the_metrics_that_there_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sharded.md").read_text(encoding="utf-8")
+    told: set[str] = set()
+    for row in re.findall(r"^\| `starspec_.*$", page, re.MULTILINE):
+        names = re.findall(r"`(starspec_\w+)`", row)
+        begins = "_".join(names[0].split("_")[:2])
+        told |= {*names, *(begins + each for each in re.findall(r"`\.\.\.(_\w+)`", row))}
+    there = {name for name, _ in scrape(StatusSnapshot((in_stages(),)))}
+    assert told == {each for each in there if each.startswith(("starspec_pipe_", "starspec_stage_"))}
 
 
 def test_a_dashboard_is_told_of_stages_and_spares() -> None:

@@ -1,15 +1,14 @@
-"""What stages cost, as their coordinator adds it up: bytes, computing, waits, and windows that were in vain."""
+"""What stages cost, as their coordinator adds it up: bytes, computing and waits."""
 
 from __future__ import annotations
 
 import pytest
 from memory_pipe import MemoryPipe
 from stage_driver import Driver, no_draft
-from toy_stages import plain, toy_stages
+from toy_stages import toy_stages
 
 from starspec.ids import PipeEpoch, TargetId
 from starspec.sampling.spec import SamplingSpec
-from starspec.speculation.tree import DraftTree
 from starspec.stages.account import PipeAccount
 from starspec.stages.attach import attach
 from starspec.stages.coordinator import RemoteVerifier
@@ -40,20 +39,6 @@ def test_bytes_on_all_links_are_counted_and_traversals_of_all_tokens() -> None:
     assert stats.num_traversals >= 7  # the prompt, and six tokens
     assert [each.layers for each in stats.stages] == ["0:1", "1:2", "2:3"]
     assert all(each.is_attached for each in stats.stages)
-
-
-def test_windows_that_stood_on_refused_tokens_are_counted() -> None:
-    _, verifier = piped(2)
-    truth = plain(2, PROMPT, LAW.sampling, 1)[len(PROMPT) :]
-    driver = Driver(verifier, lambda *_: DraftTree.chain([truth[0] + 1]))  # never right
-    sequence = driver.begin(PROMPT, LAW, 3)
-    while driver.num_in_flight:
-        driver.poll(1.0)
-    driver.launch([sequence])
-    driver.launch([sequence], guess=0)
-    while driver.num_in_flight:
-        driver.poll(1.0)
-    assert verifier.pipe.num_stale_windows == 1
 
 
 def test_a_pipe_whose_slowest_stage_always_computes_is_full_and_sums_are_kept() -> None:

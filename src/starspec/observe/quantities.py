@@ -227,9 +227,14 @@ PIPE_COUNTERS: Final[tuple[Target, ...]] = (
     Target("pipe_traversals", "Traversals of the stages that landed.", lambda t: _pipe(t).num_traversals),
     Target("pipe_bytes", "Bytes of traversals and their answers, on all links.", lambda t: _pipe(t).num_bytes),
     Target(
+        "pipe_ahead_windows",
+        "Windows launched before the ones on which they stand had landed.",
+        lambda t: t.stats.num_ahead_windows,
+    ),
+    Target(
         "pipe_stale_windows",
-        "Windows that stood on refused tokens, and were dropped.",
-        lambda t: _pipe(t).num_stale_windows,
+        "Of these, windows that stood on refused tokens.",
+        lambda t: t.stats.num_stale_windows,
     ),
     Target("pipe_losses", "Times that a stage was lost.", lambda t: _pipe(t).num_losses),
 )

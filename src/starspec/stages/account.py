@@ -29,7 +29,6 @@ class PipeAccount:
         stats = self.stats
         stats.num_traversals += 1
         stats.num_landing_bytes += num_bytes
-        stats.num_stale_windows += sum(not each.token_ids for each in landing.verdicts)
         if len(landing.work) == len(self._work):
             self._work = [_sum(*pair) for pair in zip(self._work, landing.work, strict=True)]
             seconds = now - max(launched_s, self._landed_s)

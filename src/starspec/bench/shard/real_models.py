@@ -245,7 +245,8 @@ def _row(key: Key, measured: _Measured, found: dict[Key, _Measured], plan: Model
     plain = found.get((PLAIN, delay_ms, num_streams))
     pipe, num_tokens = _pipe_of(measured)
     hidden = sum(each.num_hidden_bytes for each in pipe.stages) if pipe else 0
-    windows = measured.stats.acceptance.num_forwards if measured.stats else 0
+    num_stale = measured.stats.num_stale_windows if measured.stats else 0
+    num_windows = num_stale + (measured.stats.acceptance.num_forwards if measured.stats else 0)
     return ModelRow(
         mode=mode,
         num_cores=plan.num_stages if mode == _whole(plan.num_stages) else 1,
@@ -259,7 +260,7 @@ def _row(key: Key, measured: _Measured, found: dict[Key, _Measured], plan: Model
         traversals_per_token=pipe.num_traversals / num_tokens if pipe else None,
         bytes_per_token=pipe.num_bytes / num_tokens if pipe else None,
         vs_hidden=pipe.num_bytes / hidden if pipe and hidden else None,
-        stale_share=pipe.num_stale_windows / (windows + pipe.num_stale_windows) if pipe and windows else None,
+        stale_share=num_stale / num_windows if pipe and num_windows else None,
         fill=pipe.fill.of_all if pipe else None,
     )
 
