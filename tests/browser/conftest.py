@@ -19,6 +19,8 @@ import httpx
 import psutil
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))  # for `stages`
+
 TARGET = "synthetic:vocab=256,step_ms=20,alpha=0.8"
 DRAFT = f"{TARGET},role=draft".replace("step_ms=20", "step_ms=2")
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
@@ -43,8 +45,11 @@ class RunningStar:
     model: str
 
     def hub(self) -> psutil.Process | None:
-        children = [each for each in self.process.children() if each.cmdline()[3:5] == ["child", "draft"]]
-        return children[0] if children else None
+        return next(iter(self.children("draft")), None)
+
+    def children(self, command: str) -> list[psutil.Process]:
+        """Those that run this command, in the order of their starts."""
+        return [each for each in self.process.children() if each.cmdline()[3:5] == ["child", command]]
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=LIMIT_S, trust_env=False)
@@ -79,6 +84,17 @@ def start_star(folder: Path, *arguments: str) -> Iterator[RunningStar]:
 def star(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStar]:
     arguments = ("--target", TARGET, "--draft", DRAFT, "--served-model-name", "toy")
     with start_star(tmp_path_factory.mktemp("star"), *arguments) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def star_in_stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStar]:
+    """One target, whose four layers are two stages, without drafts."""
+    from stages import saved
+
+    folder = saved("llama", tmp_path_factory.mktemp("models") / "tiny")
+    arguments = ("--target", str(folder), "--targets", "1", "--stages", "2", "--dtype", "float32")
+    with start_star(tmp_path_factory.mktemp("cut"), *arguments, "--max-model-len", "100") as running:
         yield running
 
 

@@ -252,17 +252,89 @@ def test_everything_is_reached_by_keyboard_and_has_a_name(star: Any, open_page: 
     assert nameless == []
 
 
-@pytest.mark.parametrize("width", [360, 390, 768, 1280])
+WIDTHS = [360, 390, 768, 1280]
+
+
+def texts_that_are_cut(page: Any) -> list[str]:
+    return list(
+        page.evaluate(
+            """[...document.querySelectorAll("dd, dt, .value, h2, .chip, button, figcaption, .stages th, .stages td")]
+            .filter(each => each.scrollWidth > each.clientWidth + 1 && each.clientWidth)
+            .map(each => each.textContent)"""
+        )
+    )
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 def test_no_width_scrolls_sideways_or_cuts_a_text(star: Any, open_page: Any, width: int) -> None:
     page = open_page(star.url, viewport={"width": width, "height": 800})
     page.wait_for_selector('[data-target="target-1"]')
     page.wait_for_timeout(1200)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    cut = page.evaluate(
-        """[...document.querySelectorAll("dd, dt, .value, h2, .chip, button, figcaption")]
-        .filter(each => each.scrollWidth > each.clientWidth + 1 && each.clientWidth).map(each => each.textContent)"""
-    )
-    assert cut == []
+    assert texts_that_are_cut(page) == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_stages_fit_at_any_width(star_in_stages: Any, open_page: Any, width: int) -> None:
+    page = open_page(star_in_stages.url, viewport={"width": width, "height": 800})
+    page.wait_for_selector('[data-stage="1"]')
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert texts_that_are_cut(page) == []
+
+
+def stage_times(star: Any) -> dict[tuple[str, str], str]:
+    """(stage, metric) -> what the page should say: milliseconds of a traversal."""
+    families = list(text_string_to_metric_families(star.get("/metrics").text))
+    samples = [sample for family in families for sample in family.samples]
+    (traversals,) = [each.value for each in samples if each.name == "starspec_pipe_traversals_total"]
+    names = {f"starspec_{each}_total": each for each in ("stage_compute_seconds", "stage_wait_seconds")}
+    return {
+        (each.labels["stage"], names[each.name]): f"{each.value / traversals * 1e3:.1f} ms" if traversals else "–"
+        for each in samples
+        if each.name in names
+    }
+
+
+def shown_stage_times(page: Any) -> dict[tuple[str, str], str]:
+    script = "all => all.map(each => [each.closest('tr').dataset.stage, each.dataset.metric, each.textContent])"
+    return {(stage, name): text for stage, name, text in page.eval_on_selector_all(".stages [data-metric]", script)}
+
+
+def test_stages_are_shown_with_the_numbers_of_metrics(star_in_stages: Any, open_page: Any) -> None:
+    page = open_page(star_in_stages.url)
+    star_in_stages.ask(prompt="w5 w9 w3")
+    page.wait_for_selector('[data-stage="1"]')
+    deadline_s = time.monotonic() + 8.0
+    while (shown_now := shown_stage_times(page)) != (told := stage_times(star_in_stages)) or "–" in told.values():
+        assert time.monotonic() < deadline_s, f"{shown_now} is not {told}"
+        page.wait_for_timeout(REFRESH_S * 1e3)
+    assert len(told) == 4
+    assert page.locator(".stages tbody th").all_inner_texts() == ["0", "1"]
+    assert page.locator(".stages tbody th + td").all_inner_texts() == ["0:2", "2:4"]
+    title = page.text_content("#star-picture title")
+    assert "target-0 ready (layers 0:2 attached, layers 2:4 attached)" in title
+    assert shown(page, "#targets")["pipe_losses"] == "0"
+
+
+def test_a_killed_stage_and_its_return_are_seen(star_in_stages: Any, open_page: Any) -> None:
+    page = open_page(star_in_stages.url)
+    page.wait_for_selector("#health:has-text('all is well')")
+    page.evaluate(NOTE_CHANGES, '[data-stage="1"]')
+    _, last = star_in_stages.children("stage")
+    killed_s = time.time()
+    last.send_signal(signal.SIGKILL)
+    assert first_shown(page, "lost", killed_s, 30.0) - killed_s <= SEEN_S
+    page.wait_for_selector("#event-list .bad:has-text('target-0: 1 stages lost')")
+    page.wait_for_selector("#health:has-text('all is well')", timeout=60_000)
+    page.wait_for_selector('[data-stage="1"]:has-text("attached")')
+    assert page.locator("#star-picture .node.bad").count() == 0
+
+
+def test_a_target_that_is_not_cut_shows_no_stages(star: Any, open_page: Any) -> None:
+    page = open_page(star.url)
+    page.wait_for_selector('[data-target="target-1"]')
+    assert page.locator(".pipe").count() == 2
+    assert page.locator(".pipe:visible").count() == 0
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -294,7 +366,7 @@ def luminance(colour: str) -> float:
 def test_the_page_finds_a_gateway_that_was_away(star: Any, open_page: Any) -> None:
     page = open_page(star.url, refuses=True)
     page.wait_for_selector("#health:has-text('all is well')")
-    (gateway,) = [each for each in star.process.children() if each.cmdline()[3:5] == ["child", "gateway"]]
+    (gateway,) = star.children("gateway")
     gateway.suspend()
     try:
         page.wait_for_selector("#health:has-text('does not answer')", timeout=8_000)

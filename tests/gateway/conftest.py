@@ -23,7 +23,7 @@ from starspec.engine.sequence import TargetSequence
 from starspec.errors import PeerLost
 from starspec.gateway.server import Connections, GatewayServer
 from starspec.ids import LOCAL, RequestId, RequestKey, TargetId
-from starspec.stats import HubState, RequestStats, TargetStats
+from starspec.stats import HubState, PipeStats, RequestStats, TargetStats
 from starspec.wire.codec import encode
 from starspec.wire.messages import (
     Abort,
@@ -69,6 +69,7 @@ class ToyTarget:
         self.max_num_requests = 256
         self.is_stopping = False
         self.hub_state: HubState | None = None
+        self.pipe: PipeStats | None = None
         self.submitted: dict[RequestId, RequestSpec] = {}
         self.open: dict[RequestId, RequestSpec] = {}
         self.aborted: list[RequestId] = []
@@ -104,7 +105,7 @@ class ToyTarget:
 
     def status(self) -> TargetStatus:
         running = len(self.open) + self.num_busy
-        stats = TargetStats()
+        stats = TargetStats(pipe=self.pipe)
         stats.acceptance.add_round(4, 2, 3)
         return TargetStatus(
             target_id=self._name,

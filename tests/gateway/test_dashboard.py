@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from starspec.gateway.dashboard.page import FOLDER, PAGE_FILES
 from starspec.observe.metrics import PREFIX
-from starspec.stats import HubStats, HubTargetStats
+from starspec.stats import HubStats, HubTargetStats, PipeStats, StageStats
 from starspec.wire.messages import HubStatus
 
 HUB = HubStatus("tiny", HubStats(load=0.25, num_full=3, num_max=5), {"t0": HubTargetStats(num_tags=2)})  # type: ignore[dict-item]
@@ -83,6 +83,30 @@ async def test_a_view_has_the_states_of_health_and_the_counts_by_position(start_
     gateway.targets[0].is_answering = False
     view = await view_when(gateway, lambda view: view["targets"][0]["state"] == "silent")
     assert "t0 does not answer: it gets no requests until it does" in [each["text"] for each in view["events"]]
+
+
+async def test_a_view_has_the_stages_of_a_target_with_the_numbers_of_metrics(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    stages = [
+        StageStats(endpoint="tcp://a:1", layers="0:2", index=0, is_attached=True, compute_s=1.5, wait_s=0.25),
+        StageStats(endpoint="tcp://b:1", layers="2:4", index=1, compute_s=2.5),
+        StageStats(endpoint="tcp://c:1", layers="2:4", is_attached=True),
+    ]
+    gateway.target.pipe = PipeStats(stages=stages, num_traversals=4)
+    view = await view_when(gateway, lambda view: view["targets"][0]["stages"])
+    told = view["targets"][0]["stages"]
+    assert [(each["index"], each["layers"], each["endpoint"], each["state"]) for each in told] == [
+        (0, "0:2", "tcp://a:1", "attached"),
+        (1, "2:4", "tcp://b:1", "lost"),
+        (None, "2:4", "tcp://c:1", "spare"),
+    ]
+    await asyncio.sleep(0.3)  # /metrics may be up to a quarter of a second old
+    families = text_string_to_metric_families((await gateway.http.get("/metrics")).text)
+    samples = [sample for family in families for sample in family.samples if "stage" in sample.labels]
+    for sample in samples:
+        name = sample.name.removeprefix(PREFIX).removesuffix("_total")
+        assert told[int(sample.labels["stage"])]["metrics"][name] == sample.value, name
+    assert len(samples) == sum(len(each["metrics"]) for each in told) > 4
 
 
 async def test_the_state_comes_with_its_history(start_gateway: Any) -> None:

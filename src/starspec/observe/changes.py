@@ -19,6 +19,7 @@ TARGET_COUNTS: Final = (
     _Count("requests_rejected", "rejected"),
     _Count("declined_tags", "declined by the hub: no room for the draft"),
     _Count("frames_rejected", "messages of gateways refused"),
+    _Count("pipe_losses", "stages lost: all are attached anew, and streams go on"),
 )
 HUB_COUNTS: Final = (
     _Count("hub_handshakes_refused", "handshakes of targets refused"),

@@ -5,6 +5,7 @@ import { byId, clock, say } from "./dom.js";
 import { KeyNeeded, follow, hasKey, setKey } from "./feed.js";
 import { showHubs } from "./hub.js";
 import { setUpPlayground } from "./playground.js";
+import { isLost } from "./stages.js";
 import { showStar } from "./star.js";
 import { showStrip } from "./strip.js";
 import { showEvents, showRequests } from "./tables.js";
@@ -44,6 +45,10 @@ function healthOf(star) {
   }
   if (ready < star.targets.length) {
     return ["bad", `${star.targets.length - ready} of ${star.targets.length} targets away`];
+  }
+  const lost = star.targets.flatMap((each) => each.stages).filter(isLost).length;
+  if (lost) {
+    return ["bad", `${lost} ${lost === 1 ? "stage" : "stages"} lost`];
   }
   if (plain) {
     return ["bad", plain === ready ? "no hub: decoding plainly" : `${plain} of ${ready} targets without the hub`];

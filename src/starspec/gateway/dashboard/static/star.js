@@ -1,11 +1,14 @@
-// The headline numbers, and the star: gateway, targets and hub, with dots that move where something passes.
+// The headline numbers, and the star: gateway, targets with their stages, and hub, with dots that move where something
+// passes.
 
 import { byId, element, number, percent, say, svg } from "./dom.js";
+import { isLost } from "./stages.js";
 import { estimate } from "./targets.js";
 
 const MOST = 12; // targets that are drawn
 const ROW = 74;
 const HEIGHT = 50;
+const STAGE_HEIGHT = 20; // of a target's stages, which hang below it
 const TILES = [
   ["speed", "tokens/s now"],
   ["plain", "without drafts, about"],
@@ -18,13 +21,16 @@ const TILES = [
 const tiles = new Map();
 let drawn = null; // the parts of the picture, and what it was drawn for
 
+const chainOf = (target) => target.stages.filter((each) => each.index !== null);
+
 export function showStar(star, history) {
   showHeadline(star, history);
   const width = byId("star-picture").clientWidth;
   const targets = star.targets.slice(0, MOST);
-  const shape = JSON.stringify([width, targets.map((each) => each.name), star.hubs.length]);
+  const numStages = targets.map((each) => chainOf(each).length);
+  const shape = JSON.stringify([width, targets.map((each) => each.name), numStages, star.hubs.length]);
   if (drawn?.shape !== shape) {
-    drawn = { shape, ...draw(width, targets, star.hubs.length) };
+    drawn = { shape, ...draw(width, numStages, star.hubs.length) };
     byId("star-picture").replaceChildren(drawn.picture);
   }
   update(star, targets);
@@ -50,8 +56,10 @@ function showHeadline(star, history) {
   say(tiles.get("load"), percent(star.hubs[0]?.metrics.hub_load));
 }
 
-function draw(width, targets, numHubs) {
-  const height = Math.max(1, targets.length) * ROW;
+// Args: numStages: of each target.
+function draw(width, numStages, numHubs) {
+  const rowHeight = ROW + (numStages.some(Boolean) ? STAGE_HEIGHT : 0);
+  const height = Math.max(1, numStages.length) * rowHeight;
   const nodeWidth = Math.min(170, width * 0.28);
   const columns = [nodeWidth / 2 + 2, width / 2, width - nodeWidth / 2 - 2];
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img" });
@@ -59,19 +67,21 @@ function draw(width, targets, numHubs) {
   picture.append(title);
   const gateway = node(columns[0], height / 2, nodeWidth);
   const hub = numHubs ? node(columns[2], height / 2, nodeWidth) : null;
-  const rows = targets.map((_, index) => {
-    const y = ROW * (index + 0.5);
+  const rows = numStages.map((num, index) => {
+    const y = rowHeight * index + ROW / 2;
     const half = nodeWidth / 2;
     const requests = link("request", columns[1] - half, y, columns[0] + half, height / 2, 0);
     const proposals = hub && link("proposal", columns[2] - half, height / 2, columns[1] + half, y, -6);
     const verdicts = hub && link("verdict", columns[1] + half, y, columns[2] - half, height / 2, 6);
     const links = [requests, proposals, verdicts].filter(Boolean);
     picture.append(...links.flatMap((each) => [each.line, each.dots]));
-    return { requests, proposals, verdicts, node: node(columns[1], y, nodeWidth), counts: null };
+    const stages = stagesBelow(columns[1] - half, y + HEIGHT / 2, nodeWidth, num);
+    return { requests, proposals, verdicts, node: node(columns[1], y, nodeWidth), stages, counts: null };
   });
   for (const each of [gateway, ...rows.map((row) => row.node), hub].filter(Boolean)) {
     picture.append(each.box, each.name, each.fact);
   }
+  picture.append(...rows.flatMap((each) => each.stages).flatMap((each) => [each.box, each.layers]));
   return { picture, title, gateway, hub, rows };
 }
 
@@ -82,6 +92,18 @@ function node(x, y, width) {
     fact: svg("text", { x, y: y + 14, class: "soft" }),
     most: Math.floor((width - 8) / 8), // characters that fit
   };
+}
+
+function stagesBelow(left, y, width, num) {
+  const each = width / num;
+  return Array.from({ length: num }, (_, index) => {
+    const x = left + index * each;
+    return {
+      box: svg("rect", { class: "node", x: x + 1, y: y + 2, width: each - 2, height: STAGE_HEIGHT - 4, rx: 3 }),
+      layers: svg("text", { x: x + each / 2, y: y + 14, class: "soft" }),
+      most: Math.floor((each - 4) / 7),
+    };
+  });
 }
 
 function link(kind, fromX, fromY, toX, toY, shift) {
@@ -98,10 +120,15 @@ function update(star, targets) {
     label(drawn.hub, isThere ? hub.name : "hub", isThere ? `load ${percent(hub.metrics.hub_load)}` : hub.state, isThere);
   }
   targets.forEach((target, index) => updateRow(drawn.rows[index], target, hub, star.time_s));
-  const states = targets.map((each) => `${each.name} ${each.state}`).join(", ");
+  const states = targets.map((each) => `${each.name} ${each.state}${stagesOf(each)}`).join(", ");
   const left = star.targets.length - targets.length;
   const rest = left ? ` and ${left} more targets` : "";
   say(drawn.title, `gateway, ${states}${rest}${hub ? `, hub ${hub.state}` : ""}`);
+}
+
+function stagesOf(target) {
+  const said = chainOf(target).map((each) => `layers ${each.layers} ${each.state}`).join(", ");
+  return said && ` (${said})`;
 }
 
 function updateRow(row, target, hub, now) {
@@ -109,6 +136,11 @@ function updateRow(row, target, hub, now) {
   const speed = `${number(target.metrics.tokens_per_second)} tok/s`;
   label(row.node, target.name, isReady ? speed : target.state, isReady);
   row.requests.line.classList.toggle("bad", !isReady);
+  chainOf(target).forEach((stage, index) => {
+    const { box, layers, most } = row.stages[index];
+    say(layers, stage.layers.length > most ? "" : stage.layers);
+    box.setAttribute("class", `node ${isLost(stage) ? "bad" : "good"}`);
+  });
   const atHub = hub?.targets[target.name] ?? {};
   const counts = {
     requests: target.metrics.generation_tokens,

@@ -1,6 +1,7 @@
-// A card for each target: its speed beside the plain estimate, and what becomes of drafts.
+// A card for each target: its speed beside the plain estimate, its stages if it is cut, and what becomes of drafts.
 
 import { LINE_COLOURS, byId, duration, element, known, milliseconds, number, percent, say, tiles } from "./dom.js";
+import { makeStages, showStages } from "./stages.js";
 
 const RECENT = 5; // samples
 const FACTS = [
@@ -48,14 +49,16 @@ function makeCard(index) {
   const { list: facts, values } = tiles(FACTS);
   const positions = bars("Accepted at each position", "positions");
   const lengths = bars("Draft lengths chosen", "lengths");
+  const stages = makeStages();
   const root = element(
     "article",
     { class: "card" },
     element("header", {}, element("h3", {}, swatch, name), state),
     facts,
+    stages.root,
     element("div", { class: "plots" }, positions.table, lengths.table),
   );
-  return { root, name, state, values, positions, lengths };
+  return { root, name, state, values, stages, positions, lengths };
 }
 
 function showCard(card, target, plain) {
@@ -67,6 +70,7 @@ function showCard(card, target, plain) {
   for (const [id, , text] of FACTS) {
     say(card.values.get(id), text(target.metrics, plain));
   }
+  showStages(card.stages, target);
   const stats = target.status?.stats;
   const drafts = target.metrics.spec_decode_num_drafts;
   const accepted = stats?.acceptance?.num_accepted_tokens_per_pos ?? [];
