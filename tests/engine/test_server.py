@@ -309,6 +309,8 @@ def test_stopping_drains_and_refuses_newcomers() -> None:
 class SlowGrammars:
     """Compiles when it is told to, for the toy's words."""
 
+    special_tokens = ("<w1>",)
+
     def __init__(self) -> None:
         self.may_compile = threading.Event()
 
@@ -332,7 +334,7 @@ class OnlyWord:
     def allowed(self, path: Sequence[int]) -> Tensor:
         return torch.arange(VOCAB_SIZE) == self.word
 
-    def fit(self, tree: DraftTree, max_forced_depth: int) -> FittedDraft:
+    def fit(self, tree: DraftTree, max_forced_depth: int, before: Sequence[int] = ()) -> FittedDraft:
         return FittedDraft(tree, tree.num_draft_tokens)
 
     def take_spent_s(self) -> float:
@@ -379,6 +381,19 @@ def test_a_grammar_that_is_not_compiled_is_refused_and_counted() -> None:
             assert isinstance(refusal, Rejected)
             assert (refusal.request_id, refusal.status, refusal.param) == (text, 400, param)
         assert gateway.status().stats.num_rejected == 2
+
+
+def test_a_grammar_that_asks_for_a_special_token_of_the_model_passes_its_trial() -> None:
+    grammars = SlowGrammars()
+    grammars.may_compile.set()
+    with serving(grammars=grammars) as (server, _):
+        gateway = Gateway(server)
+        for token, complaint in (("<w1>", "structured_outputs.regex: start: <w1>"), ("<w2>", "unknown special token")):
+            spec = RequestSpec([1, 2], SamplingSpec(), grammar=GrammarSpec("grammar", f"start: {token}"))
+            gateway.send(Submit(RequestId(token), spec))
+            (refusal,) = gateway.receive()  # the toy's grammars know words only
+            assert isinstance(refusal, Rejected)
+            assert complaint in refusal.message
 
 
 def test_only_so_many_grammars_wait() -> None:

@@ -33,6 +33,10 @@ def json_schema(schema: Any) -> dict[str, Any]:
         ({"structured_outputs": {"regex": "[a-z]+"}}, GrammarSpec("regex", "[a-z]+")),
         ({"structured_outputs": {"choice": ["ja", "né"]}}, GrammarSpec("choice", '["ja", "né"]')),
         ({"structured_outputs": {"grammar": 'start: "a"'}}, GrammarSpec("grammar", 'start: "a"')),
+        (
+            {"structured_outputs": {"grammar": 'start: <s> "a"'}},  # a special token of the model
+            GrammarSpec("grammar", 'start: <s> "a"'),
+        ),
         ({"structured_outputs": {"regex": "a", "whitespace_pattern": None}}, GrammarSpec("regex", "a")),
     ],
 )

@@ -218,6 +218,7 @@ def test_the_name_of_a_special_token_is_spelled_where_a_grammar_says_it(
 
 
 def test_lark_may_name_a_special_token(grammars) -> None:
+    assert "</s>" in grammars.special_tokens
     assert allowed(grammars.compile(GrammarSpec("grammar", 'start: </s> "a"')), []) == [EOS]
 
 

@@ -77,6 +77,18 @@ def test_a_wrong_grammar_is_refused_as_without_a_trial(trial: Trial) -> None:
         trial.check(schema({"type": "object", "properties": {"a": {"type": "sting"}}}))
 
 
+NAMED = GrammarSpec("grammar", 'start: <tool_call> "a" </tool_call>')
+
+
+def test_a_grammar_may_ask_for_the_special_tokens_of_the_model(trial: Trial) -> None:
+    able = Trial(special_tokens=("<tool_call>", "</tool_call>"))
+    able.check(NAMED)
+    able.check(GrammarSpec("grammar", 'start: "<tool_call>"'))
+    able.close()
+    with pytest.raises(RequestError, match='unknown special token: "<tool_call>"'):
+        trial.check(NAMED)
+
+
 def test_a_child_that_died_is_started_again(trial: Trial) -> None:
     trial.check(GrammarSpec("regex", "a"))
     assert trial._child is not None

@@ -28,11 +28,14 @@ class Compiling:
 
     Args:
         compile_grammar: of a request; called on the thread.
+        special_tokens: as `Trial`.
     """
 
-    def __init__(self, compile_grammar: Callable[[RequestSpec], GrammarMatcher | None]) -> None:
+    def __init__(
+        self, compile_grammar: Callable[[RequestSpec], GrammarMatcher | None], special_tokens: tuple[str, ...]
+    ) -> None:
         self._compile = compile_grammar
-        self._trial = Trial()
+        self._trial = Trial(special_tokens=special_tokens)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._begun: dict[RequestKey, Compiled] = {}  # in order of arrival
 

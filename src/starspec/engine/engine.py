@@ -91,6 +91,11 @@ class TargetEngine:
         return self._grammars is not None
 
     @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Names of the model's, for which a grammar can ask."""
+        return () if self._grammars is None else self._grammars.special_tokens
+
+    @property
     def num_running(self) -> int:
         return self._requests.num_running
 

@@ -63,7 +63,7 @@ class TargetServer:
         self._audit = audit or AuditLog.off()
         self._clock = clock
         self._log_limit = LogLimit(clock)
-        self._compiling = Compiling(engine.compile)
+        self._compiling = Compiling(engine.compile, engine.special_tokens)
         self._heard_s: dict[PeerId, float] = {}  # when each gateway with requests sent its last message
         self._is_stopping = threading.Event()
         self._stop_by_s = float("inf")

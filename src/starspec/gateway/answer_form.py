@@ -47,10 +47,14 @@ class FormChecks:
     """Compiles the grammars that requests ask for. Only other grammars wait for that.
 
     Each gets as much time as honest ones need, and only then, behind others like it, as much as a grammar may take.
+
+    Args:
+        special_tokens: as `Trial`.
     """
 
-    def __init__(self) -> None:
-        self._lanes = [(Trial(limit_s), ThreadPoolExecutor(1, "grammar")) for limit_s in (USUAL_CPU_S, MAX_CPU_S)]
+    def __init__(self, special_tokens: tuple[str, ...]) -> None:
+        trials = [Trial(limit_s, special_tokens) for limit_s in (USUAL_CPU_S, MAX_CPU_S)]
+        self._lanes = [(each, ThreadPoolExecutor(1, "grammar")) for each in trials]
         self._num_waiting = 0
 
     async def check(self, request: SamplingFields, grammar: GrammarSpec) -> None:

@@ -17,6 +17,7 @@ from starspec.gateway.schema import ChatMessage, ChatPrompt, FunctionTool, ToolC
 from starspec.gateway.token_text import TokenText
 from starspec.gateway.tools import known, syntax_of
 from starspec.gateway.unsupported import refuse_unsupported_parts
+from starspec.grammars.vocabulary import special_tokens_of
 from starspec.ids import BadWords
 from starspec.models.loading.tokenizer import bad_words_of
 from starspec.quoting import quoted
@@ -68,6 +69,7 @@ class PromptCodec:
         self.workers = ThreadPoolExecutor(max_workers=NUM_WORKERS, thread_name_prefix="tokenizer")
         self.eos_token_ids = eos_token_ids
         template = _template_with_tools(tokenizer)
+        self.special_tokens = special_tokens_of(tokenizer)  # for which a grammar can ask
         added = {token.content for token in tokenizer.added_tokens_decoder.values()}
         syntax = syntax_of(template)
         self.tool_syntax = syntax and replace(syntax, are_tokens={syntax.opening, syntax.closing} <= added)

@@ -55,7 +55,7 @@ class Translator:
     def __init__(self, codec: PromptCodec, defaults: GenerationDefaults) -> None:
         self._codec = codec
         self._defaults = defaults
-        self._form_checks = FormChecks()
+        self._form_checks = FormChecks(codec.special_tokens)
 
     def close(self) -> None:
         self._form_checks.close()

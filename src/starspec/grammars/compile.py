@@ -12,7 +12,7 @@ from llguidance import LLTokenizer
 from starspec.errors import RequestError
 from starspec.grammars.matcher import GrammarMatcher
 from starspec.grammars.source import refusal, source_of, start
-from starspec.grammars.vocabulary import make_vocabulary
+from starspec.grammars.vocabulary import make_vocabulary, special_tokens_of
 from starspec.sampling.grammar import GrammarSpec
 
 
@@ -26,6 +26,7 @@ class Grammars:
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self.special_tokens = special_tokens_of(tokenizer)
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from starspec.errors import RequestError
+from starspec.grammars.vocabulary import bytes_and
 from starspec.quoting import readable, shortened
 from starspec.sampling.grammar import GrammarSpec
 
@@ -41,9 +41,13 @@ def limits() -> LLParserLimits:
     )
 
 
-def check_grammar(spec: GrammarSpec) -> None:
-    """Compile a grammar for single bytes, and forget it. Raises: RequestError that names the parameter and place."""
-    complaint = _complaint(source_of(spec))
+def check_grammar(spec: GrammarSpec, special_tokens: tuple[str, ...] = ()) -> None:
+    """Compile a grammar for single bytes, and forget it. Raises: RequestError that names the parameter and place.
+
+    Args:
+        special_tokens: names of the model's, for which a grammar can ask.
+    """
+    complaint = _complaint(source_of(spec), special_tokens)
     if complaint:
         raise refusal(spec, complaint)
 
@@ -112,8 +116,8 @@ def start(source: str, tokenizer: LLTokenizer) -> LLMatcher:
     return matcher
 
 
-def _complaint(source: str) -> str:
-    return start(source, _bytes()).get_error()
+def _complaint(source: str, special_tokens: tuple[str, ...] = ()) -> str:
+    return start(source, bytes_and(special_tokens)).get_error()
 
 
 def _complaint_about(schema: dict[str, Any]) -> str:
@@ -121,12 +125,6 @@ def _complaint_about(schema: dict[str, Any]) -> str:
         return _complaint(_of_schema(schema))
     except ValueError as error:
         return str(error)
-
-
-@cache
-def _bytes() -> LLTokenizer:
-    """A vocabulary of the 256 bytes."""
-    return LLTokenizer("byte")
 
 
 def _schema(spec: GrammarSpec) -> dict[str, Any]:

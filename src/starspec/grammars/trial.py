@@ -3,7 +3,8 @@
 llguidance never finishes some short grammars, such as 16 patterns that a text must all match. It has no limit for that,
 and a thread in it cannot be stopped. So a child process with a limit on processor time compiles each grammar first.
 
-Run as a program, this is the child: a line of JSON for each grammar in, and one for each verdict out.
+Run as a program, this is the child: a line of JSON with the model's special tokens and one for each grammar in, and one
+for each verdict out.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
 from starspec.errors import CapacityError, RequestError
 from starspec.grammars.source import check_grammar
+from starspec.grammars.vocabulary import bytes_and
 from starspec.sampling.grammar import GrammarSpec
 
 MAX_CPU_S: Final = 0.5  # of the child's processor for one grammar: usual ones take a hundredth, large ones a fifth
@@ -39,10 +42,12 @@ class Trial:
 
     Args:
         max_cpu_s: of a processor for one grammar.
+        special_tokens: names of the model's, for which a grammar can ask.
     """
 
-    def __init__(self, max_cpu_s: float = MAX_CPU_S) -> None:
+    def __init__(self, max_cpu_s: float = MAX_CPU_S, special_tokens: tuple[str, ...] = ()) -> None:
         self._max_cpu_s = max_cpu_s
+        self._special_tokens = special_tokens
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._known: OrderedDict[GrammarSpec, RequestError | None] = OrderedDict()  # the one asked last at the end
@@ -84,6 +89,7 @@ class Trial:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,  # it tells where the library failed, at any length
                 )
+                _tell(self._child, self._special_tokens)
             answer = _ask(self._child, spec)
         except OSError as error:
             self.close()
@@ -97,13 +103,18 @@ class Trial:
         return TooSlow(f"{name}: it takes longer than {self._max_cpu_s:g} s to compile: ask for a simpler one", name)
 
 
+def _tell(child: subprocess.Popen[bytes], what: Sequence[str]) -> None:
+    """Send a line, unless the child is gone. Raises: OSError."""
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.write(json.dumps(what).encode() + b"\n")
+        child.stdin.flush()
+
+
 def _ask(child: subprocess.Popen[bytes], spec: GrammarSpec) -> bytes:
     """The child's verdict: an empty line if the grammar took too long, nothing if it is gone. Raises: OSError."""
-    assert child.stdin is not None
     assert child.stdout is not None
-    with contextlib.suppress(BrokenPipeError):
-        child.stdin.write(json.dumps([spec.kind, spec.text]).encode() + b"\n")
-        child.stdin.flush()
+    _tell(child, [spec.kind, spec.text])
     is_told, _, _ = select.select([child.stdout], [], [], MAX_WAIT_S)
     return child.stdout.readline() if is_told else b""
 
@@ -112,18 +123,20 @@ def main(max_cpu_s: float) -> None:
     """Serve until standard input ends. Each grammar has a process of its own: to begin one takes a millisecond."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, and so standard input
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    special_tokens = tuple(json.loads(sys.stdin.buffer.readline()))
+    bytes_and(special_tokens)  # once, for all processes to come
     for line in sys.stdin.buffer:
         if (number := os.fork()) == 0:
             signal.setitimer(signal.ITIMER_PROF, max_cpu_s)  # its signal ends the process
-            os.write(sys.stdout.fileno(), json.dumps(_verdict_of(line)).encode() + b"\n")
+            os.write(sys.stdout.fileno(), json.dumps(_verdict_of(line, special_tokens)).encode() + b"\n")
             os._exit(0)
         if os.waitpid(number, 0)[1]:
             os.write(sys.stdout.fileno(), b"\n")
 
 
-def _verdict_of(line: bytes) -> tuple[str, str | None] | None:
+def _verdict_of(line: bytes, special_tokens: tuple[str, ...]) -> tuple[str, str | None] | None:
     try:
-        check_grammar(GrammarSpec(*json.loads(line)))
+        check_grammar(GrammarSpec(*json.loads(line)), special_tokens)
     except RequestError as error:
         return str(error), error.param
     return None

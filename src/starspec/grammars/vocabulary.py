@@ -1,9 +1,10 @@
-"""The bytes of a model's tokens, and how a text that a grammar forces becomes tokens."""
+"""The bytes of a model's tokens, how a text that a grammar forces becomes tokens, and a vocabulary without a model."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -19,6 +20,33 @@ def make_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
     vocabulary = from_tokenizer(tokenizer, vocab_size, [*eos_token_ids] or None)
     spelling = TokenizerWrapper(_Spelling(vocabulary))
     return LLTokenizer(spelling, n_vocab=vocab_size, eos_token=vocabulary.eos_tokens)
+
+
+def special_tokens_of(tokenizer: Any) -> tuple[str, ...]:
+    """The names of a transformers tokenizer's tokens that a grammar can ask for by name, as `<tool_call>`."""
+    names = {each.content for each in getattr(tokenizer, "added_tokens_decoder", {}).values()}
+    return tuple(sorted(each for each in names if each.startswith("<") and each.endswith(">")))
+
+
+@cache
+def bytes_and(names: tuple[str, ...]) -> LLTokenizer:
+    """A vocabulary of the 256 bytes, an end token, and special tokens of these names."""
+    vocabulary = _Bytes(names)
+    ends = [vocabulary.eos_token_id]
+    return LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens), eos_token=ends)
+
+
+class _Bytes:
+    """The attributes are those that `TokenizerWrapper` asks for."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.tokens = [bytes([each]) for each in range(256)] + [each.encode() for each in ("<eos>", *names)]
+        self.eos_token_id = 256
+        self.bos_token_id = None
+        self.special_token_ids = list(range(256, len(self.tokens)))
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
 
 
 class _Spelling:
