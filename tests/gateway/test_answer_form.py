@@ -26,6 +26,7 @@ def json_schema(schema: Any) -> dict[str, Any]:
     [
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": None, "structured_outputs": None}, None),
+        ({"response_format": {"type": "text", "json_schema": None}}, None),
         ({"response_format": {"type": "json_object"}}, GrammarSpec("json", '{"type":"object"}')),
         (json_schema(SCHEMA), GrammarSpec("json", SCHEMA_TEXT)),
         ({"structured_outputs": {"json": SCHEMA}}, GrammarSpec("json", SCHEMA_TEXT)),
@@ -54,6 +55,13 @@ async def test_the_form_reaches_the_target(gateway: Any, path: str, form: Any, g
         ({"response_format": {"type": "yaml"}}, "response_format.type", "not 'yaml'"),
         ({"response_format": {}}, "response_format.type", "must be 'text', 'json_object' or 'json_schema'"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "is required"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format", "'schema' is not supported"),
+        ({"response_format": {"type": "text", "json_schema": {}}}, "response_format", "'json_schema' is not supported"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strikt": True}}},
+            "response_format.json_schema",
+            "'strikt' is not supported",
+        ),
         (json_schema("integer"), "response_format.json_schema.schema", "is required"),
         (
             json_schema({"properties": {"a": {"items": {"type": "intger"}}}}),

@@ -18,6 +18,8 @@ from starspec.ids import RequestId
 from starspec.wire.messages import Rejected
 
 USER = {"role": "user", "content": "hi"}
+SAID = {"role": "assistant", "content": "yes"}
+FUNCTION = {"name": "f", "arguments": "{}"}
 CONTEXT, MAX_ANSWERS = 64, 256  # of the toy target
 
 
@@ -154,6 +156,12 @@ async def test_a_bad_completion_parameter_is_a_400_that_names_it(gateway: Any, b
             "messages[1].tool_calls[0].function",
         ),
         ({"messages": [USER, {"role": "tool", "content": "42", "tool_call_id": "a"}]}, "messages[1].tool_call_id"),
+        ({"messages": [{**USER, "tool_call_id": "a"}]}, "messages[0]"),
+        ({"messages": [{**USER, "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}]}, "messages[0]"),
+        ({"messages": [{**USER, "reasoning": "hm"}]}, "messages[0]"),
+        ({"messages": [{**SAID, "reasoning": "hm", "reasoning_content": "ah"}]}, "messages[0]"),
+        ({"messages": [{**SAID, "prefix": True}]}, "messages[0].prefix"),
+        ({"messages": [{**SAID, "refusal": "no"}]}, "messages[0].refusal"),
         ({"messages": [USER], "chat_template": "{{ x }}"}, "chat_template"),
         ({"messages": [USER], "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
         ({"messages": [USER], "chat_template_kwargs": {"a": nested(900)}}, "chat_template_kwargs"),
@@ -226,10 +234,41 @@ def test_of_a_body_with_many_faults_the_first_is_told_and_no_more_are_looked_for
 
 
 async def test_messages_whose_further_parts_ask_for_nothing_are_accepted(gateway: Any) -> None:
-    said = {"role": "assistant", "content": "yes", "tool_calls": [], "function_call": None, "refusal": None}
+    nothing = {"tool_calls": [], "function_call": None, "refusal": None, "prefix": False, "annotations": []}
+    said = {**SAID, **nothing, "id": "m1", "info": {"any": "thing"}}
     assert (await gateway.post("/v1/chat/completions", messages=[USER, said, USER])).status_code == 200
     silent = {"role": "assistant", "content": None}
     assert (await gateway.post("/v1/chat/completions", messages=[USER, silent, USER])).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("place", "part", "meant"),
+    [
+        ("messages[1]", {"tool_cals": []}, "tool_calls"),
+        ("messages[1]", {"toolCalls": []}, "tool_calls"),
+        ("messages[1]", {"reasoningcontent": "x"}, "reasoning_content"),
+        ("messages[1].tool_calls[0]", {"tool_calls": [{"fuction": {}, "function": FUNCTION}]}, "function"),
+        (
+            "messages[1].tool_calls[0].function",
+            {"tool_calls": [{"function": {**FUNCTION, "argument": ""}}]},
+            "arguments",
+        ),
+    ],
+)
+async def test_a_part_of_a_message_that_is_misspelt_is_not_lost(
+    gateway: Any, place: str, part: dict[str, Any], meant: str
+) -> None:
+    reply = await gateway.post("/v1/chat/completions", messages=[USER, {**SAID, **part}])
+    error = error_of(reply)
+    assert (reply.status_code, error["param"]) == (400, place)
+    assert f"did you mean '{meant}'?" in error["message"]
+
+
+async def test_a_misspelt_part_of_a_tool_is_not_lost(gateway: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "paramters": {"type": "object"}}}
+    error = error_of(await gateway.post("/v1/chat/completions", messages=[USER], tools=[tool]))
+    assert error["param"] == "tools[0].function"
+    assert "did you mean 'parameters'?" in error["message"]
 
 
 @pytest.mark.parametrize("num_digits", [400, 4000, 5000, 100_000])

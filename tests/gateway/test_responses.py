@@ -26,6 +26,9 @@ WEATHER = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": False},
 }
 CLOCK = {"type": "function", "name": "clock"}
+THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}]}
+CALL = {"type": "function_call", "call_id": "c1", "name": "clock", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "x"}
 ASKED: dict[str, Any] = {"model": "toy-model", "input": "hi", "tools": [WEATHER, CLOCK]}
 TEXT = (
     '<think>why?</think>Let me see.<tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>'
@@ -172,6 +175,23 @@ async def test_items_of_before_reach_the_template_as_a_chats_messages(able: Any,
     )
 
 
+@pytest.mark.parametrize("follows", ["nothing", "a question"])
+async def test_reasoning_that_led_to_nothing_reaches_the_template_too(able: Any, tokenizer: Any, follows: str) -> None:
+    """The length can end an answer within its reasoning, and clients send back all that they got."""
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    asks = [{"role": "user", "content": "So?"}] if follows == "a question" else []
+    await able.client.responses.create(**{**ASKED, "input": [{"role": "user", "content": "hi"}, thought, *asks]})
+    [spec] = able.target.submitted.values()
+    text = tokenizer.decode(spec.prompt_token_ids)
+    assert "<s>user\nhi</s><s>assistant\n<think>hm</think></s>" in text
+    assert text.endswith("</s><s>user\nSo?</s><s>assistant\n" if asks else "</think></s><s>assistant\n")
+
+
+async def test_reasoning_that_nobody_wants_is_left_out(able: Any) -> None:
+    reply = await able.post("/v1/responses", **ASKED, include_reasoning=False)
+    assert [item["type"] for item in reply.json()["output"]] == ["message", "function_call", "function_call"]
+
+
 class Country(BaseModel):
     name: str
     area: int
@@ -263,6 +283,16 @@ async def test_a_failure_in_mid_stream_is_an_error_for_the_client(gateway: Any) 
         ({"input": "x" * 1020}, "input", "leaves no room"),
         ({"max_output_tokens": 1024}, "max_output_tokens", "maximum context length"),
         ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
+        ({"input": [THOUGHT]}, "input", "input: reasoning is not supported: this model does not think aloud"),
+        ({"input": [CALL, {**OUTPUT, "outputs": "x"}]}, "input[1]", "did you mean 'output'?"),
+        ({"input": [{**CALL, "arguments": "["}]}, "input", "input: tool_calls is not supported"),
+        ({"input": [{"type": "reasoning", "summary": [{"text": "x"}]}]}, "input[0]", "content of reasoning only"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0]", "content of reasoning only"),
+        ({"tool_choice": {"type": "function", "name": "f", "mode": "auto"}}, "tool_choice", "unknown key 'mode'"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "unknown key 'include_usage'"),
+        ({"text": {"verbosity": "medium", "form": {}}}, "text", "did you mean 'format'?"),
+        ({"text": {"format": {"type": "text", "shema": {}}}}, "text.format", "did you mean 'schema'?"),
+        ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format", "a schema is"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "required"),
         (
             {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nothing"}}}},

@@ -19,11 +19,14 @@ FORMAT: Final = "response_format"
 MAX_WAITING: Final = 64  # grammars
 USUAL_CPU_S: Final = 0.06  # of a grammar; large honest ones take 0.02
 SCHEMA: Final = f"{FORMAT}.json_schema.schema"
+HINT: Final = 'a schema is {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
 
 
 def form_of(request: SamplingFields) -> StructuredOutputsParams | None:
     """None: any text. Raises: RequestError that names the parameter."""
     given = request.response_format
+    if given is not None:
+        _check_keys(given)
     if given is None or given.get("type") == "text":
         return structured_outputs_of(request.structured_outputs)
     if request.structured_outputs is not None:
@@ -93,12 +96,20 @@ def _naming(request: SamplingFields) -> Iterator[None]:
         raise RequestError(str(error).replace(error.param, SCHEMA, 1), SCHEMA) from error
 
 
+def _check_keys(given: Mapping[str, Any]) -> None:
+    """A schema in another place would be lost."""
+    kind = given.get("type")
+    of_kind = (given, ("type", "json_schema") if kind == "json_schema" else ("type",), FORMAT)
+    of_schema = (given.get("json_schema"), ("name", "description", "schema", "strict"), f"{FORMAT}.json_schema")
+    for keys, known, where in (of_kind, of_schema):
+        for key, value in keys.items() if isinstance(keys, Mapping) else ():
+            if key not in known and value is not None:
+                raise RequestError(f"{where}: {quoted(key)} is not supported with {quoted(kind)}: {HINT}", where)
+
+
 def _schema_of(given: Any) -> Mapping[str, Any]:
     """Of OpenAI's object around a schema."""
     if not isinstance(given, Mapping) or not isinstance(given.get("schema"), Mapping):
-        raise RequestError(
-            f'{SCHEMA} is required: {{"type": "json_schema", "json_schema": {{"name": ..., "schema": {{...}}}}}}',
-            SCHEMA,
-        )
+        raise RequestError(f"{SCHEMA} is required: {HINT}", SCHEMA)
     schema: Mapping[str, Any] = given["schema"]
     return schema

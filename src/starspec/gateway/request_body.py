@@ -218,13 +218,15 @@ def _most_specific(errors: Sequence[Any]) -> Any:
     """The error to report for the first field that has one.
 
     A field of a union type has one error for each branch. A list that is too long wins, because it is of the right type
-    up to there; then the branch that matched furthest. A value out of range is nearer than a value of another type.
+    up to there; then the branch that matched furthest. A value out of range is nearer than a value of another type, and
+    an object with a fault is nearer than a word that it is not.
     """
 
-    def nearness(error: Any) -> tuple[bool, int, bool]:
+    def nearness(error: Any) -> tuple[bool, int, bool, bool]:
         places = [part for part in error["loc"] if isinstance(part, int)]
-        is_too_long = error["type"] == "too_long"
-        return is_too_long, (places[-1] if places else -1), not error["type"].endswith("_type")
+        is_too_long, branch = error["type"] == "too_long", str(error["loc"][-1]) if error["loc"] else ""
+        is_of_type = not error["type"].endswith("_type")
+        return is_too_long, (places[-1] if places else -1), is_of_type, not branch.startswith("literal[")
 
     field = errors[0]["loc"][:1]
     return max((error for error in errors if error["loc"][:1] == field), key=nearness)

@@ -6,6 +6,7 @@ sampling parameters. Keys that are not fields here are in `model_extra`, and `un
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -33,7 +34,15 @@ MAX_PARTS: Final = 1024  # of one message
 MAX_TOOLS: Final = 128
 MAX_STOP_TOKEN_IDS: Final = 1024
 MAX_LOGIT_BIAS: Final = 1024
+MAX_MISSPELT: Final = 3  # characters by which a misspelt key is longer or shorter: underscores, and one letter
+MIN_MISSPELT: Final = 4  # letters of a key of which one may be wrong
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
+PARTS_OF_ROLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "tool_calls": ("assistant",),
+    "reasoning": ("assistant",),
+    "reasoning_content": ("assistant",),
+    "tool_call_id": ("tool", "function"),
+}
 
 
 def _encodable(text: str) -> str:
@@ -80,13 +89,44 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True)
 
 
+def _names_of(kind: type[BaseModel]) -> list[str]:
+    """The keys of such an object."""
+    return sorted(field.alias or name for name, field in kind.model_fields.items())
+
+
+class Spelled(Body):
+    """An object inside a body to which clients add keys of their own. Those that are ours, misspelt, would be lost."""
+
+    @model_validator(mode="after")
+    def _spells_its_keys(self) -> Self:
+        known = _names_of(type(self)) if self.model_extra else []
+        for name in self.model_extra or ():
+            meant = next((each for each in known if _is_meant(each, name)), None)
+            if meant is not None:
+                raise ValueError(f"unknown key {quoted(name)}; did you mean '{meant}'?")
+        return self
+
+
+def _is_meant(known: str, name: str) -> bool:
+    """Whether a name is a known one but for case, underscores and one letter. Quick: a body may have many names."""
+    if abs(len(known) - len(name)) > MAX_MISSPELT:
+        return False
+    ours, theirs = known.replace("_", ""), name.replace("_", "").lower()
+    if ours == theirs or len(ours) < MIN_MISSPELT:
+        return ours == theirs
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    start = next((place for place, (our, their) in pairs if our != their), min(len(ours), len(theirs)))
+    left, right = ours[start:], theirs[start:]
+    return left[1:] == right[1:] or left == right[1:] or left[1:] == right
+
+
 class Known(Body):
     """An object inside a body, without unknown keys."""
 
     @model_validator(mode="after")
     def _knows_all_keys(self) -> Self:
         for name in self.model_extra or ():
-            known = sorted(type(self).model_fields)
+            known = _names_of(type(self))
             near = get_close_matches(shortened(name), known, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
             raise ValueError(f"unknown key {quoted(name)}; {hint}")
@@ -157,12 +197,12 @@ class TextPart(Body):
     text: Text
 
 
-class FunctionCall(Body):
+class FunctionCall(Spelled):
     name: Text
     arguments: Text  # JSON
 
 
-class ToolCall(Body):
+class ToolCall(Spelled):
     """A call that an assistant has made before."""
 
     id: Text | None = None
@@ -170,14 +210,14 @@ class ToolCall(Body):
     function: FunctionCall
 
 
-class Function(Body):
+class Function(Spelled):
     name: Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: Text | None = None
     parameters: dict[str, Any] | None = None  # a JSON schema
     strict: bool | None = None
 
 
-class FunctionTool(Body):
+class FunctionTool(Spelled):
     type: Literal["function"]
     function: Function
 
@@ -193,7 +233,7 @@ class NamedTool(Known):
     function: FunctionName
 
 
-class ChatMessage(Body):
+class ChatMessage(Spelled):
     role: Annotated[Text, AfterValidator(known_role)]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = Field(
         None, validate_default=True
@@ -211,6 +251,16 @@ class ChatMessage(Body):
         if content in (None, []) and info.data.get("role", "assistant") != "assistant":
             raise PydanticCustomError("missing", "Field required")
         return content
+
+    @model_validator(mode="after")
+    def _has_what_its_role_has(self) -> Self:
+        """Templates do not see the rest."""
+        for name, roles in PARTS_OF_ROLES.items():
+            if getattr(self, name) and self.role not in roles:
+                raise ValueError(f"{name} is not for messages of the role '{self.role}': leave it out")
+        if self.reasoning and self.reasoning_content and self.reasoning != self.reasoning_content:
+            raise ValueError("reasoning and reasoning_content are names of one text: leave one out")
+        return self
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

@@ -85,6 +85,8 @@ WITHOUT_EFFECT: Final = frozenset(  # clients send them, and no value of theirs 
 OF_A_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {  # what a chat template would have to render
     "audio": (),
     "function_call": (),
+    "prefix": (False,),
+    "refusal": ("",),
 }
 
 OLD_TOOLS: Final = "chats take tools and tool_choice in its place: use those, or leave this out"
@@ -96,6 +98,8 @@ ADVICE: Final[Mapping[str, str]] = {
     **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), OLD_GUIDED),
     **dict.fromkeys(("conversation", "previous_response_id", "store"), STATELESS),
     "best_of": "ask for as many answers with n and logprobs, and choose among them yourself, or leave this out",
+    "prefix": "use continue_final_message of the request in its place, or leave this out",
+    "refusal": "send it as content, or leave it out",
     "prediction": "it is for /v1/chat/completions: ask there, or leave this out",
     "echo": "/v1/completions can repeat its prompt, a chat cannot: leave this out, or ask there",
     "suffix": (

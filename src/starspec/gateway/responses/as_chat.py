@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -33,7 +34,14 @@ from starspec.gateway.schema import (
 )
 from starspec.quoting import quoted
 
-SAME: Final = (*DrawFields.model_fields, "parallel_tool_calls", "stream", "chat_template_kwargs", "speculative")
+SAME: Final = (
+    *DrawFields.model_fields,
+    "parallel_tool_calls",
+    "include_reasoning",
+    "stream",
+    "chat_template_kwargs",
+    "speculative",
+)
 RENAMED: Final[Mapping[str, str]] = {  # the beginning of a chat's parameter -> what this API calls it
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -41,6 +49,7 @@ RENAMED: Final[Mapping[str, str]] = {  # the beginning of a chat's parameter -> 
     "response_format": "text.format",
     "structured_outputs": "text.format",
 }
+PART_OF_A_MESSAGE: Final = re.compile(r"messages\[\d+\]\.")  # messages are not numbered as items are
 
 
 def as_chat(request: ResponsesRequest) -> ChatCompletionRequest:
@@ -65,7 +74,8 @@ def naming() -> Iterator[None]:
         if new is None or error.param is None:
             raise
         error_param = new + (".schema" if error.param.endswith(".schema") else "")
-        said = str(error).replace(error.param, error_param)
+        of_item = PART_OF_A_MESSAGE.match(error.param)
+        said = f"input: {error}".replace(of_item[0], "") if of_item else str(error).replace(error.param, error_param)
         if isinstance(error, ContextTooLong):  # its sentence names what holds the prompt, too
             said = said.replace("messages", "input")
         raise type(error)(said, error_param, error.status) from error
@@ -118,7 +128,7 @@ class _Turn:
                 self._calls.append(ToolCall.model_construct(id=call_id, function=called))
 
     def messages(self) -> list[ChatMessage]:
-        if not self.is_said:
+        if not (self.is_said or self._reasoning):
             return []
         more = {"tool_calls": self._calls or None, "reasoning": self._reasoning or None}
         return [_message("assistant", self._content, **more)]
@@ -152,6 +162,8 @@ def _choice(given: Any) -> Any:
 
 
 def _response_format(given: TextFormat | None) -> dict[str, Any] | None:
-    if given is None or given.type != "json_schema":
-        return None if given is None else {"type": given.type}
-    return {"type": "json_schema", "json_schema": {"name": given.name, "schema": given.schema_}}
+    if given is None:
+        return None
+    if given.type == "json_schema":
+        return {"type": given.type, "json_schema": {"name": given.name, "schema": given.schema_}}
+    return {"type": given.type, "schema": given.schema_}

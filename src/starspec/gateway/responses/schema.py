@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from starspec.gateway.schema import (
     MAX_MESSAGES,
@@ -14,7 +14,9 @@ from starspec.gateway.schema import (
     Body,
     DrawFields,
     Function,
+    Known,
     Limit,
+    Spelled,
     Text,
     known_role,
     switch_or_object,
@@ -31,13 +33,13 @@ class InputText(Body):
 Parts = Text | Annotated[list[InputText], Field(fail_fast=True, max_length=MAX_PARTS)]
 
 
-class MessageItem(Body):
+class MessageItem(Spelled):
     type: Literal["message"] = "message"
     role: Annotated[Text, AfterValidator(known_role)]
     content: Parts
 
 
-class CallItem(Body):
+class CallItem(Spelled):
     """A call that an assistant has made before."""
 
     type: Literal["function_call"]
@@ -46,7 +48,7 @@ class CallItem(Body):
     arguments: Text  # JSON
 
 
-class CallOutputItem(Body):
+class CallOutputItem(Spelled):
     type: Literal["function_call_output"]
     call_id: Text
     output: Parts
@@ -57,11 +59,19 @@ class ReasoningText(Body):
     text: Text
 
 
-class ReasoningItem(Body):
+class ReasoningItem(Spelled):
     """What an assistant has thought before."""
 
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningText], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
+    summary: list[Any] | None = None
+    encrypted_content: Text | None = None
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> Self:
+        if not self.content and (self.summary or self.encrypted_content):
+            raise ValueError("this server reads the content of reasoning only, and here is none: leave the item out")
+        return self
 
 
 Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
@@ -81,28 +91,29 @@ class FlatTool(Function, ToolKind):  # its type is checked first
     """A function, as this API has it: without the object around it that chats have."""
 
 
-class FlatToolName(Body):
+class FlatToolName(Known):
     """The tool that is to be called."""
 
     type: Literal["function"]
     name: Text
 
 
-class TextFormat(Body):
-    """The form of the answer. The schema is that of `json_schema`."""
+class TextFormat(Known):
+    """The form of the answer. All but its type is of `json_schema`."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Text | None = None
+    description: Text | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
-class TextConfig(Body):
+class TextConfig(Known):
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class ResponseStreamOptions(Body):
+class ResponseStreamOptions(Known):
     include_obfuscation: Literal[False] | None = None
 
 
@@ -114,6 +125,7 @@ class ResponsesRequest(DrawFields):
     tool_choice: Literal["none", "auto", "required"] | FlatToolName | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
+    include_reasoning: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     metadata: dict[str, str] | None = None  # comes back with the response
