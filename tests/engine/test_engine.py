@@ -16,11 +16,12 @@ from starspec.engine.drafts import NgramDrafts, NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.errors import ContextTooLong, QueueFull, RequestError
+from starspec.grammars.matcher import FittedDraft
 from starspec.ids import PeerId, RequestId, RequestKey
 from starspec.policy.length.fixed import FixedLength
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
-from starspec.speculation.tree import DraftTree
+from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.speculation.verify import VerifyResult
 from starspec.stats import TargetStats
 from starspec.windows.local import LocalVerifier
@@ -442,10 +443,23 @@ def test_the_rate_is_of_the_last_seconds_or_of_all_that_there_were(after_s: floa
     assert engine.stats.tokens_per_s == pytest.approx(10.0, abs=1.1)  # the first step prefills
 
 
-@pytest.mark.parametrize(("num_emitted", "num_forced"), [(4, 2), (2, 1), (1, 0)])
-def test_what_a_grammar_forces_is_no_part_of_the_draft_that_is_learned_from(num_emitted: int, num_forced: int) -> None:
-    accepted = (0, 2, 3)  # nodes 2 and 3 are forced, in place of node 1 of a draft of two tokens
-    tokens = (7, 5, 6, 9)
+@pytest.mark.parametrize(
+    ("num_before", "accepted", "num_emitted", "num_accepted", "num_forced"),
+    [
+        (0, (0, 2, 3), 4, 1, 2),  # nodes 2 and 3 are forced, in place of node 1 of a draft of two tokens
+        (0, (0, 2, 3), 2, 1, 1),
+        (0, (0, 2, 3), 1, 1, 0),
+        (2, (0, 1, 2), 4, 1, 2),  # nodes 0 and 1 are forced, before the draft
+        (2, (0, 1, 2, 4), 5, 1, 3),  # and node 4 behind it
+        (2, (0, 1, 2, 4), 2, 0, 2),
+    ],
+)
+def test_what_a_grammar_forces_is_no_part_of_the_draft_that_is_learned_from(
+    num_before: int, accepted: tuple[int, ...], num_emitted: int, num_accepted: int, num_forced: int
+) -> None:
+    tokens = (7, 5, 6, 9, 8)[: len(accepted) + 1]
     added = RoundOutput(token_ids=list(tokens[:num_emitted]))
-    added.note_draft(2, 2, Verdict(VerifyResult(accepted, tokens), [], (), None))
-    assert (added.num_steps, added.num_draft_tokens, added.num_accepted, added.num_forced) == (2, 2, 1, num_forced)
+    fitted = FittedDraft(EMPTY_TREE, 2, num_before)
+    added.note_draft(2, fitted, Verdict(VerifyResult(accepted, tokens), [], (), None))
+    assert (added.num_steps, added.num_draft_tokens) == (2, 2)
+    assert (added.num_accepted, added.num_forced) == (num_accepted, num_forced)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from late import LANDINGS
 from structlog.testing import capture_logs
-from toy import VOCAB_SIZE, WordTokenizer
+from torch import Tensor
+from toy import VOCAB_SIZE, WordTokenizer, next_of
 from toy_hub import DRAFT_S, FULL_S, MOODS, STEP_S, SlowRunner, Star, ToyHub
 
 from starspec.config import TargetConfig
 from starspec.engine.engine import TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.errors import PeerProtocolError
+from starspec.grammars.matcher import FittedDraft
 from starspec.ids import LinkId, RequestId, Tag
 from starspec.policy.deadline import FIRST_ROUND_WAIT_S, MAX_GAP_S
 from starspec.policy.length.fixed import FixedLength, InSmallBatches
@@ -26,6 +30,7 @@ from starspec.policy.patience import FIRST_PREFILL_WAIT_S
 from starspec.policy.same_length import SameLengthPool
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
+from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.windows.local import LocalVerifier
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
@@ -52,6 +57,64 @@ def test_a_good_hub_drafts_every_round() -> None:
     assert star.stats.acceptance.block_efficiency == pytest.approx(21 / 5)
     assert star.stats.t_c.value == pytest.approx(DRAFT_S)  # the first one, which came during the prefill, is no sample
     assert star.stats.num_reconnects == 0
+
+
+class Forcing:
+    """A grammar that allows everything, and says that it forces the next tokens, of which `lies` are others."""
+
+    failure, has_ended = "", False
+
+    def __init__(self, num: int, lies: int = 0, *, is_fitting: bool = True) -> None:
+        self.path = list(PROMPT)
+        self.num, self.lies, self.is_fitting = num, lies, is_fitting
+
+    def allowed(self, path: Sequence[int]) -> Tensor:
+        return torch.ones(VOCAB_SIZE, dtype=torch.bool)
+
+    def forced(self, most: int) -> list[int]:
+        path = list(self.path)
+        for number in range(min(most, self.num)):
+            path.append((next_of(path) + (number >= self.num - self.lies)) % VOCAB_SIZE)
+        return path[len(self.path) :]
+
+    def fit(self, tree: DraftTree, max_forced_depth: int, before: Sequence[int]) -> FittedDraft:
+        if not self.is_fitting:
+            return FittedDraft(EMPTY_TREE, 0)
+        return FittedDraft(tree.behind(before), tree.num_draft_tokens, len(before))
+
+    def commit(self, token_id: int) -> None:
+        self.path.append(token_id)
+
+    def take_spent_s(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("is_hub_here", [True, False], ids=["hub", "n-grams"])
+def test_drafts_go_on_behind_what_a_grammar_forces(is_hub_here: bool) -> None:
+    star = Star(True)
+    star.hub.is_connected = is_hub_here
+    star.submit("a", PROMPT, 21, Forcing(2))
+    star.finish()
+    assert star.stats.grammars.num_forced_tokens >= 6
+    if is_hub_here:
+        assert star.stats.acceptance.block_efficiency == pytest.approx(2 + 4 + 1)
+        assert star.hub.num_opens == 1
+
+
+def test_a_hub_that_was_told_what_is_not_forced_after_all_begins_anew() -> None:
+    star = Star()
+    star.submit("a", PROMPT, 21, Forcing(3, lies=1))
+    star.finish()
+    assert star.stats.acceptance.block_efficiency == pytest.approx(3)
+    assert star.hub.num_opens == 7
+
+
+def test_what_is_forced_but_not_drafted_is_not_told_twice() -> None:
+    star = Star()
+    star.submit("a", PROMPT, 21, Forcing(3, is_fitting=False))
+    star.finish()
+    assert star.stats.acceptance.block_efficiency == 1
+    assert star.hub.num_opens == 1
 
 
 class WatchedLengths:

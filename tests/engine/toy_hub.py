@@ -251,9 +251,9 @@ class Star:
     def make_runner(self) -> HashRunner:
         return SlowRunner(self.clock)
 
-    def submit(self, name: str, prompt: list[int], num: int) -> None:
+    def submit(self, name: str, prompt: list[int], num: int, grammar: Any = None) -> None:
         sampling = SamplingSpec(temperature=0.0)
-        self.engine.submit(RequestId(name), RequestSpec(prompt, sampling, max_tokens=num))
+        self.engine.submit(RequestId(name), RequestSpec(prompt, sampling, max_tokens=num), grammar=grammar)
         path = list(prompt)
         for _ in range(num):
             path.append(next_of(path))

@@ -132,6 +132,35 @@ def test_what_a_grammar_forces_is_drafted_behind_what_it_leaves(
     assert allowed(matcher, []) == tokenizer.encode("a")
 
 
+@pytest.mark.parametrize(
+    ("draft", "depth", "text", "num_kept"),
+    [
+        ("", 9, "abcd", 0),
+        ("a", 9, "abcda", 1),
+        ("az", 9, "abcdaz!", 2),
+        ("az", 6, "abcdaz", 2),
+        ("b", 9, "abcdb?", 1),
+        ("cz", 9, "abcd", 0),  # the grammar refuses it
+    ],
+)
+def test_a_draft_may_go_on_behind_what_a_grammar_forces(
+    tokenizer, grammars, draft: str, depth: int, text: str, num_kept: int
+) -> None:
+    matcher = behind(grammars, "abcd(a[yz]!|b\\?)+", [])
+    assert matcher.forced(2) == tokenizer.encode("ab")
+    assert matcher.forced(0) == []
+    before = matcher.forced(9)
+    fitted = matcher.fit(DraftTree.chain(tokenizer.encode(draft)), depth, before)
+    assert (tokenizer.decode(fitted.tree.token_ids), fitted.num_kept, fitted.num_before) == (text, num_kept, 4)
+    assert allowed(matcher, []) == tokenizer.encode("a")
+
+
+def test_a_draft_behind_much_that_is_forced_is_cut(tokenizer, grammars) -> None:
+    matcher, draft = behind(grammars, "a{60}[ab]+", []), DraftTree.chain(tokenizer.encode("b" * 9))
+    fitted = matcher.fit(draft, 99, matcher.forced(60))
+    assert (fitted.tree.num_draft_tokens, fitted.num_kept, fitted.num_before) == (MAX_DRAFT_TOKENS, 4, 60)
+
+
 def test_each_leaf_of_a_tree_is_followed_by_what_it_forces(tokenizer, grammars) -> None:
     a, b, c, d, e = tokenizer.encode("abcde")
     drawn = {

@@ -207,6 +207,7 @@ def test_where_drafting_is_off_nothing_is_forced(bench: Bench, kind: str) -> Non
     assert bench.stats.grammars.num_forced_tokens == 0
 
 
+RECORDS = ("object of arrays", "many parts", "names with", "anyOf of objects", "oneOf by kind", "person")
 WHITESPACE = (197, 198, 201, 220)  # a model of random weights says little else if it may
 BRIEF: dict[str, object] = {"logit_bias": dict.fromkeys(WHITESPACE, -8.0), "frequency_penalty": 0.2}
 TABLE = [
@@ -233,3 +234,19 @@ def test_each_answer_to_a_schema_validates(bench: Bench, table: list[JobResult])
 def test_no_drafts_change_an_answer_to_a_schema(bench: Bench, table: list[JobResult], kind: str) -> None:
     answers = bench.answers(TABLE, kind, table)
     assert [each.token_ids for each in answers] == [each.token_ids for each in table]
+
+
+@pytest.mark.parametrize(("kind", "gain"), [("ngram", 1.03), ("half-liar", 1.1)])
+def test_drafts_behind_what_a_grammar_forces_make_larger_blocks(
+    bench: Bench, table: list[JobResult], monkeypatch: pytest.MonkeyPatch, kind: str, gain: float
+) -> None:
+    pairs = [pair for pair in zip(TABLE, table, strict=True) if pair[0].name.startswith(RECORDS)]
+    jobs, plain = [each for each, _ in pairs], [answer for _, answer in pairs]
+    efficiencies = []
+    for is_ahead in (True, False):
+        if not is_ahead:
+            monkeypatch.setattr(TargetSequence, "look_ahead", lambda sequence: None)
+        answers = bench.answers(jobs, kind, plain)
+        assert [each.token_ids for each in answers] == [each.token_ids for each in plain]
+        efficiencies.append(bench.stats.acceptance.block_efficiency)
+    assert efficiencies[0] > gain * efficiencies[1]

@@ -24,6 +24,13 @@ def test_the_answer_is_expected_to_begin_with_the_text_and_to_follow_it():
     assert proposed(*TEXT) == []
 
 
+def test_it_can_be_asked_what_follows_behind_tokens_that_are_sure():
+    predicted = PredictedText(TEXT)
+    assert predicted.propose(3, [10, 11]) == [12, 5, 13]
+    assert predicted.propose(3, [10, 12]) == predicted.propose(3, TEXT) == []
+    assert predicted.propose(3) == [10, 11, 12]
+
+
 @pytest.mark.parametrize(
     ("answer", "follows"),
     [

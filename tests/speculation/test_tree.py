@@ -110,3 +110,15 @@ def test_chains_go_on_behind_leaves_and_the_nodes_that_were_there_keep_their_pla
     assert longer.logprobs == (-0.1, -0.2, -0.3, 0.0, 0.0, 0.0)
     assert longer.tops == tree.tops
     assert EMPTY_TREE.extended({ROOT: [1, 2]}) == DraftTree.chain([1, 2])
+
+
+def test_a_tree_behind_a_chain_is_what_is_left_after_it():
+    drawn = {ROOT: DrawnCandidates((7,), (7,), (1.0,), Drawing.WITHOUT_REPLACEMENT)}
+    tree = DraftTree((7, 8, 9), (ROOT, 0, 0), drawn, (-0.1, -0.2, -0.3), {0: TopTokens((8,), (-0.2,))})
+    longer = tree.behind([5, 6])
+    assert (longer.token_ids, longer.parents) == ((5, 6, 7, 8, 9), (ROOT, 0, 1, 2, 2))
+    assert longer.logprobs == (0.0, 0.0, -0.1, -0.2, -0.3)
+    left = longer.after([5, 6])
+    assert (left, left.logprobs, left.tops) == (tree, tree.logprobs, tree.tops)
+    assert EMPTY_TREE.behind([5, 6]) == DraftTree.chain([5, 6])
+    assert tree.behind([]) is tree

@@ -39,8 +39,8 @@ class RandomDrafts(NoDrafts):
         return [self._propose(sequence) for sequence in batch]
 
     def _propose(self, sequence: TargetSequence) -> DraftTree:
-        num_tokens = min(self._num_draft_tokens, sequence.num_remaining - 1)
-        true_ids = list(self._true_tokens(sequence))[: self._random.randint(0, num_tokens)]
+        num_tokens = min(self._num_draft_tokens, sequence.num_unplanned - 1)
+        true_ids = list(self._true_tokens(sequence))[len(sequence.ahead) :][: self._random.randint(0, num_tokens)]
         lies = [self._random.randrange(self._vocab_size) for _ in range(num_tokens - len(true_ids))]
         return DraftTree.chain([*true_ids, *lies])
 
@@ -71,8 +71,10 @@ class RandomTrees(NoDrafts):
         return [self._propose(sequence) for sequence in batch]
 
     def _propose(self, sequence: TargetSequence) -> DraftTree:
-        num_steps = min(self._num_steps, sequence.num_remaining - 1)
-        true_ids = list(self._true_tokens(sequence))[: self._random.randint(0, max(0, num_steps))]
+        num_steps = min(self._num_steps, sequence.num_unplanned - 1)
+        true_ids = list(self._true_tokens(sequence))[len(sequence.ahead) :][
+            : self._random.randint(0, max(0, num_steps))
+        ]
         edges: list[tuple[int, int]] = []  # (parent, token)
         level, true_node = [ROOT], ROOT
         for depth in range(num_steps):

@@ -55,7 +55,10 @@ class Drafts(Protocol):
         """Positions `start ..` of the prompt were forwarded, and these are their features [T, F]."""
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
-        """One tree for each sequence, empty if there is none. Blocks until the deadline at most."""
+        """One tree for each sequence, empty if there is none. Blocks until the deadline at most.
+
+        It follows the committed tokens, those that are presumed and those that a grammar forces.
+        """
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         """A round has committed these tokens. Sequences that finished are closed."""
@@ -243,8 +246,8 @@ class NgramDrafts(NoDrafts):
         return trees
 
     def propose(self, sequence: TargetSequence, num_tokens: int) -> list[int]:
-        """At most so many tokens that may follow what is committed and presumed."""
-        return self._lookup.propose(sequence.key, num_tokens, sequence.flights.token_ids)
+        """At most so many tokens that may follow what is committed, presumed and forced."""
+        return self._lookup.propose(sequence.key, num_tokens, sequence.ahead)
 
     def can_go_on(self, sequence: TargetSequence) -> bool:
         return bool(self.propose(sequence, 1))

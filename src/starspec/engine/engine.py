@@ -232,7 +232,9 @@ class TargetEngine:
         num_left_out = self._count_passed_over(snapshot, plan)
         scheduled_s = self._clock()
         if plan.admit:
-            self.drafts.open(self._requests.admit(plan.admit, self._clock()))
+            admitted = self._requests.admit(plan.admit, self._clock())
+            self._rounds.look_ahead(admitted)
+            self.drafts.open(admitted)
         prefill = plan.prefill if can_prefill else None
         if prefill is not None:
             self._launch_chunk(self._requests[prefill])

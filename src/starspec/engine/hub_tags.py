@@ -227,7 +227,8 @@ class HubTags:
                 self.hub.send(self._open(at_hub, wanted[at_hub]))
 
     def _new_tag(self, sequence: TargetSequence) -> SequenceAtHub:
-        return self.at_hub.add(sequence, self.hub.new_tag(SequenceTokens(sequence), sequence.sampling, self._method))
+        tokens = SequenceTokens(sequence, self.at_hub)
+        return self.at_hub.add(sequence, self.hub.new_tag(tokens, sequence.sampling, self._method))
 
     def _open(self, at_hub: SequenceAtHub, wanted: DraftBudget) -> list[TargetToHub]:
         """Returns: the messages that open the tag; none if no draft is wanted, or if it is too soon or too long.

@@ -39,7 +39,7 @@ class PredictionLookup(NgramDrafts):
             predicted.append(sequence.token_ids[sequence.prompt_len :])
 
     def propose(self, sequence: TargetSequence, num_tokens: int) -> list[int]:
-        token_ids = self._predicted[sequence.key].propose(num_tokens)
+        token_ids = self._predicted[sequence.key].propose(num_tokens, sequence.ahead)
         if not token_ids:
             return super().propose(sequence, num_tokens)
         self._drafted.add(sequence.key)

@@ -53,6 +53,12 @@ class RoundRunner:
     clock: Callable[[], float]
     trace: Tracer | None = None
 
+    def look_ahead(self, sequences: Sequence[TargetSequence]) -> None:
+        """Let drafts go on behind what grammars force. Drafts from features cannot: only verified tokens have these."""
+        if self.drafts.drafts_forced and not self.drafts.feature_layers:
+            for sequence in sequences:
+                sequence.look_ahead()
+
     def begin(
         self, batch: Sequence[TargetSequence], num_others: int, *, are_presumed: bool = False
     ) -> LaunchedRound | None:
@@ -128,6 +134,7 @@ class RoundRunner:
             for added in round_outputs:
                 added.drop_features()
         verified_s = self.clock()
+        self.look_ahead([each for each in batch if each.state is SequenceState.RUNNING])
         self.drafts.report(batch, round_outputs)
         reported_s = self.clock()
         outputs = [(each, each.output(added)) for each, added in zip(batch, round_outputs, strict=True)]
@@ -146,7 +153,7 @@ class RoundRunner:
         if sequence.grammar is None:
             return FittedDraft(proposal, proposal.num_draft_tokens)
         may_force = self.drafts.drafts_forced and sequence.may_be_drafted
-        return sequence.grammar.fit(proposal, max_forced_depth=sequence.num_remaining - 1 if may_force else 0)
+        return sequence.grammar.fit(proposal, sequence.num_remaining - 1 if may_force else 0, sequence.forced)
 
     def _commit(
         self,
@@ -162,8 +169,9 @@ class RoundRunner:
         """
         result, num_drafted = verdict.result, draft.tree.num_draft_tokens
         added = sequence.extend(result.token_ids, _logprobs(verdict))
-        added.note_draft(max(proposal.depths, default=0), draft.num_kept, verdict)
-        added.is_presumed, added.num_right = flight.is_presumed, sequence.flights.land(flight, result.token_ids)
+        added.note_draft(max(proposal.depths, default=0), draft, verdict)
+        added.is_presumed, num_right = flight.is_presumed, sequence.flights.land(flight, result.token_ids)
+        added.num_right = num_right if num_right is not None else added.num_right
         self._keep(sequence, flight, added, result.rows)
         num_emitted = len(added.token_ids)
         num_relaxed = sum(index < num_emitted for index in result.relaxed)

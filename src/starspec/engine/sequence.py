@@ -12,18 +12,20 @@ from torch import Tensor
 
 from starspec.engine.detokenize import Detokenizer
 from starspec.engine.flights import Flights
-from starspec.grammars.matcher import GrammarMatcher
+from starspec.grammars.matcher import FittedDraft, GrammarMatcher
 from starspec.ids import RequestId, RequestKey
 from starspec.policy.queue_turns import Sender
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.logprobs import Score
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import COUPLED, AcceptanceRule, Relaxation
+from starspec.speculation.budget import MAX_FORWARDED
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.stats import RequestStats
 from starspec.windows.window import Law, Verdict
 from starspec.wire.messages import GRAMMAR_FAILED, EngineOutput, PromptLogprob, RequestSpec, TokenLogprob, Verified
 
+MAX_AHEAD: Final = MAX_FORWARDED // 2  # forced tokens before a draft
 MAX_RESTARTS: Final = 3  # without a token in between: such a sequence may be what kills the stages
 
 
@@ -55,15 +57,15 @@ class RoundOutput:
     num_accepted: int = 0  # ... and how many of them were accepted
     num_forced: int = 0  # accepted tokens that were not in the draft: a grammar forced them
     is_presumed: bool = False  # the drafts went on behind this draft before it was verified
-    num_right: int | None = None  # tokens before the first other one than presumed; None = all that was presumed holds
+    num_right: int | None = None  # tokens before the first other one than drafts went on behind; None = there is none
     verified: Verified | None = None  # of a draft that the client gave
     divergences: tuple[float, ...] = ()  # of the target from the draft, at each verified position that states one
 
-    def note_draft(self, num_steps: int, num_draft_tokens: int, verdict: Verdict) -> None:
-        """The tokens are the first of this verdict, about a draft so deep and so large, with forced tokens behind."""
-        self.num_steps, self.num_draft_tokens = num_steps, num_draft_tokens
+    def note_draft(self, num_steps: int, draft: FittedDraft, verdict: Verdict) -> None:
+        """The tokens are the first of this verdict, about a draft that was so deep before it was fitted."""
+        self.num_steps, self.num_draft_tokens = num_steps, draft.num_kept
         accepted = verdict.result.accepted_nodes[: len(self.token_ids)]
-        self.num_accepted = sum(node < num_draft_tokens for node in accepted)
+        self.num_accepted = sum(0 <= node - draft.num_before < draft.num_kept for node in accepted)
         self.num_forced = len(accepted) - self.num_accepted
         self.divergences = verdict.divergences
         if verdict.features is not None:
@@ -115,6 +117,7 @@ class TargetSequence:
         self.max_len = max_len  # committed tokens at which the answer ends
         self.counts = TokenCounts(spec.prompt_token_ids, ())
         self.flights = Flights()
+        self.forced: list[int] = []  # tokens that its grammar forces next, and behind which drafts go on
         self.state = SequenceState.WAITING
         self.row: int | None = None
         self.stats = RequestStats(is_lossless=rule.is_lossless and is_exact)
@@ -147,9 +150,14 @@ class TargetSequence:
         return self.spec.num_draft_tokens != 0 and self.given_tree is None
 
     @property
+    def ahead(self) -> list[int]:
+        """The tokens behind the committed ones that drafts go on behind: they are presumed, or forced."""
+        return self.flights.token_ids or self.forced
+
+    @property
     def num_unplanned(self) -> int:
-        """Tokens that may still be generated behind those that are presumed, at least 1 while it runs."""
-        return self.num_remaining - len(self.flights.token_ids)
+        """Tokens that may still be generated behind those that drafts go on behind, at least 1 while it runs."""
+        return self.num_remaining - len(self.ahead)
 
     @property
     def prefix_len(self) -> int:
@@ -166,6 +174,11 @@ class TargetSequence:
         is_drafted = tree != EMPTY_TREE or bool(self.flights)  # a guess is a draft, too
         is_chain = is_drafted and tree.is_chain and not tree.drafts
         return is_free and is_chain and self._end_token_ids.isdisjoint(tree.token_ids)
+
+    def look_ahead(self) -> None:
+        """Find out what its grammar forces next, if that is to be drafted."""
+        if self.grammar is not None and self.may_be_drafted and not self.forced:
+            self.forced = self.grammar.forced(min(MAX_AHEAD, self.num_remaining - 1))
 
     def admit(self, row: int, now: float) -> None:
         """It gets a cache row, so that its prompt can be forwarded."""
@@ -229,7 +242,8 @@ class TargetSequence:
             token_ids: the accepted draft tokens and the target's own token after them.
             logprobs: one for each token, or empty if the request asks for none. Those returned have their offsets.
         Returns: the tokens that were added; fewer than given if the answer ended.
-        Effects: extends `token_ids`, `counts`, `grammar` and the text; sets `state` if the answer ended.
+        Effects: extends `token_ids`, `counts`, `grammar` and the text, and shortens `forced`; sets `state` if the
+            answer ended.
         """
         output = RoundOutput()
         self._num_restarts = 0
@@ -238,6 +252,8 @@ class TargetSequence:
             output.token_ids.append(token_id)
             if self.grammar is not None:
                 self.grammar.commit(token_id)
+            if self.forced and self.forced.pop(0) != token_id:
+                self.forced, output.num_right = [], index
             offset = self._detokenizer.next_offset
             output.logprobs.extend(replace(each, text_offset=offset) for each in logprobs[index : index + 1])
             output.finish = self._finish_after(token_id)

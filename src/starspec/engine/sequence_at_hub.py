@@ -80,23 +80,31 @@ class FeatureOutbox:
 
 
 class SequenceTokens:
-    """The tokens of a sequence that a drafter goes on behind, as a TokenSource: the committed and the presumed ones."""
+    """The tokens of a sequence that its hub goes on behind, as a TokenSource: the committed ones, and those ahead.
 
-    def __init__(self, sequence: TargetSequence) -> None:
+    A hub that wants features is told no forced tokens: they have none before they are verified.
+    """
+
+    def __init__(self, sequence: TargetSequence, at_hub: SequencesAtHub) -> None:
         self._sequence = sequence
+        self._at_hub = at_hub
 
     @property
     def prompt_len(self) -> int:
         return self._sequence.prompt_len
 
     def __len__(self) -> int:
-        return len(self._sequence.token_ids) + len(self._sequence.flights.token_ids)
+        return len(self._sequence.token_ids) + len(self._ahead)
 
     def token_ids(self, start: int = 0) -> list[int]:
-        committed, presumed = self._sequence.token_ids, self._sequence.flights.token_ids
-        if not presumed:
+        committed, ahead = self._sequence.token_ids, self._ahead
+        if not ahead:
             return committed[start:]
-        return [*committed[start:], *presumed[max(0, start - len(committed)) :]]
+        return [*committed[start:], *ahead[max(0, start - len(committed)) :]]
+
+    @property
+    def _ahead(self) -> list[int]:
+        return self._sequence.flights.token_ids if self._at_hub.feature_request.layers else self._sequence.ahead
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +139,8 @@ class SequenceAtHub:
 
     def is_ahead(self, added: RoundOutput) -> bool:
         """Whether the hub was asked, or has answered, for more than a window has added that has just landed."""
-        return bool(self.sequence.flights) or (added.is_presumed and self.tag.draft() != EMPTY_TREE)
+        is_told = self.tag.session.is_held and not self.tag.num_unsent
+        return bool(self.sequence.flights) or is_told or (added.is_presumed and self.tag.draft() != EMPTY_TREE)
 
     def stop_if_undraftable(self) -> None:
         """Forget a proposal that was requested during the prefill, if the features for it can never be sent.

@@ -21,7 +21,8 @@ class FittedDraft(NamedTuple):
     """A draft as a grammar leaves it."""
 
     tree: DraftTree
-    num_kept: int  # nodes that are the draft's own; those behind them are tokens that the grammar forces
+    num_kept: int  # nodes that are the draft's own; those before and behind them are tokens that the grammar forces
+    num_before: int = 0  # nodes before those
 
 
 class GrammarMatcher:
@@ -79,18 +80,30 @@ class GrammarMatcher:
         self._committed.append(token_id)
         self._path = []
 
-    def fit(self, tree: DraftTree, max_forced_depth: int) -> FittedDraft:
+    def forced(self, most: int) -> list[int]:
+        """The tokens that the grammar forces behind the committed ones, at most so many."""
+        if not most:
+            return []
+        with self._spent:
+            if not self._may_look_ahead or not self._move([]):
+                return []
+            forced = self._matcher.compute_ff_tokens()
+            self._has_looked_ahead = True
+            return [] if self._begin_again_if_failed() else forced[:most]
+
+    def fit(self, tree: DraftTree, max_forced_depth: int, before: Sequence[int] = ()) -> FittedDraft:
         """The part of a draft that the grammar allows, and behind it the tokens that the grammar forces.
 
         Args:
             max_forced_depth: of a forced token; 0 = there are to be none.
+            before: tokens that the grammar forces, and behind which the draft goes on.
         """
-        if not tree.token_ids and not max_forced_depth:
+        if not (tree.token_ids or max_forced_depth):
             return FittedDraft(tree, 0)
         with self._spent:
-            if not self._may_look_ahead or not self._move([]):
+            if not self._may_look_ahead or not self._move(before):
                 return FittedDraft(EMPTY_TREE, 0)
-            look = _Look(self._matcher, tree)
+            look = _Look(self._matcher, tree, before)
             look.at(ROOT)
             self._has_looked_ahead = True
             if self._begin_again_if_failed():
@@ -151,11 +164,12 @@ class _Stopwatch:
 
 
 class _Look:
-    """A look at a draft, node by node. The matcher stands behind the committed tokens before and after."""
+    """A look at a draft, node by node. The matcher stands behind the tokens `before` it, before and after."""
 
-    def __init__(self, matcher: LLMatcher, tree: DraftTree) -> None:
+    def __init__(self, matcher: LLMatcher, tree: DraftTree, before: Sequence[int]) -> None:
         self._matcher = matcher
         self._tree = tree
+        self._before = before
         self._children: dict[int, list[int]] = defaultdict(list)
         for node, parent in enumerate(tree.parents):
             self._children[parent].append(node)
@@ -177,16 +191,18 @@ class _Look:
 
     def fitted(self, max_forced_depth: int) -> FittedDraft:
         """Args: as `GrammarMatcher.fit`. A tree of the largest size gets no forced tokens."""
-        tree, kept = self._tree, sorted(self._kept)
+        num_before = len(self._before)
+        tree, kept = self._tree, sorted(self._kept)[: MAX_FORWARDED - num_before]
         if len(kept) < tree.num_draft_tokens:
             tree = tree.restricted(kept)
         places = {ROOT: ROOT} | {node: place for place, node in enumerate(kept)}
-        room = MAX_FORWARDED - len(kept)
+        room = MAX_FORWARDED - num_before - len(kept)
         chains = dict[int, list[int]]()
         for node, forced in self._forced.items():
-            depth = 0 if node == ROOT else self._tree.depths[node]
+            depth = num_before + (0 if node == ROOT else self._tree.depths[node])
             chain = forced[: min(room, max(0, max_forced_depth - depth))]
             if chain:
                 chains[places[node]] = chain
                 room -= len(chain)
-        return FittedDraft(tree.extended(chains) if chains else tree, len(kept))
+        fitted = tree.extended(chains) if chains else tree
+        return FittedDraft(fitted.behind(self._before), len(kept), num_before)

@@ -43,9 +43,16 @@ class PredictedText:
             else:
                 self._next = self._found()
 
-    def propose(self, num_tokens: int) -> list[int]:
-        """At most so many tokens that follow in the text; none if the answer has left it, or is at its end."""
-        return [] if self._next is None else self._token_ids[self._next : self._next + num_tokens]
+    def propose(self, num_tokens: int, ahead: Sequence[int] = ()) -> list[int]:
+        """At most so many tokens that follow in the text; none if the answer has left it, or is at its end.
+
+        Args:
+            ahead: tokens that follow first; the answer leaves the text if the text has others.
+        """
+        if self._next is None:
+            return []
+        start = self._next + len(ahead)
+        return self._token_ids[start : start + num_tokens] if self._token_ids[self._next : start] == [*ahead] else []
 
     def _found(self) -> int | None:
         """Where the answer comes back to the text, by its last tokens: the longest run of them that the text has.

@@ -163,6 +163,19 @@ class DraftTree:
             self.tops,
         )
 
+    def behind(self, token_ids: Sequence[int]) -> DraftTree:
+        """The tree below a chain of these tokens. They are predictions, and sure ones."""
+        num = len(token_ids)
+        if not num:
+            return self
+        return DraftTree(
+            (*token_ids, *self.token_ids),
+            (*range(ROOT, num - 1), *(parent + num for parent in self.parents)),
+            {node + num: draft for node, draft in self.drafts.items()},
+            (*[0.0] * num, *self.logprobs) if self.logprobs else (),
+            {node + num: top for node, top in self.tops.items()},
+        )
+
     def _part(self, root: int, nodes: Sequence[int]) -> DraftTree:
         """The tree of these nodes, ascending. The parent of each is among them, or is `root`."""
         kept = {root: ROOT} | {node: index for index, node in enumerate(nodes)}

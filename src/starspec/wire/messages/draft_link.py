@@ -222,7 +222,10 @@ class Proposal(Message, frozen=True, dict=True):
 
 
 class Verdict(Message, frozen=True):
-    """target -> hub: the tokens committed after `base_len`, and how many draft tokens are wanted next."""
+    """target -> hub: the tokens committed after `base_len`, and how many draft tokens are wanted next.
+
+    Tokens that the target presumes to be accepted, or that a grammar forces, are sent as if they were committed.
+    """
 
     tag: TagNumber
     epoch: EpochNumber  # after this verdict
