@@ -23,6 +23,7 @@ VERIFY_MS: Final = 25.0
 PLAIN_MS: Final = 22.0
 MAX_LENGTH: Final = 8  # of a chain that nobody waits for: it takes longer than three verifications
 MAX_MODEL_LEN: Final = 4096
+AHEAD: Final[tuple[RunAhead, ...]] = ("chain", "outcomes", "auto")
 
 RoundRobin = dict[tuple[RunAhead, int], list[ServedTurn]]  # of each setting, by repeat
 
@@ -59,7 +60,8 @@ class AsyncPlan:
         off: list[tuple[RunAhead, int]] = [
             ("off", length) for length in range(max(1, case.length - 1), case.length + 2)
         ]
-        return [*off, ("chain", MAX_LENGTH), *(("outcomes", length) for length in self.outcome_lengths)]
+        outcomes: list[tuple[RunAhead, int]] = [("outcomes", length) for length in self.outcome_lengths]
+        return [*off, ("chain", MAX_LENGTH), *outcomes, ("auto", case.length)]
 
     @property
     def num_turns(self) -> int:
@@ -103,7 +105,7 @@ def measure_async(plan: AsyncPlan, advance: Callable[[str], None]) -> Report:
                     advance(f"{case.name}: {setting[0]}, {setting[1]} tokens")
                     served[setting].append(_serve(plan, case, targets, *setting, seed))
         rows += [_row(case, *setting, turns) for setting, turns in served.items()]
-        gains[case.name] = {kind: _gain(served, kind) for kind in ("chain", "outcomes")}
+        gains[case.name] = {kind: _gain(served, kind) for kind in AHEAD}
     notes = {"synthetic": True, "draft_ms": DRAFT_MS, "verify_ms": VERIFY_MS, "plain_ms": PLAIN_MS}
     return Report(collect_provenance(), rows, _ratios(gains), notes)
 
@@ -146,9 +148,8 @@ def _gain(served: RoundRobin, run_ahead: RunAhead) -> float:
 
 def _ratios(gains: Mapping[str, Mapping[RunAhead, float]]) -> dict[str, float]:
     """For each case, and the means over the cases."""
-    kinds: tuple[RunAhead, ...] = ("chain", "outcomes")
     ratios: dict[str, float] = {}
-    for kind in kinds:
+    for kind in AHEAD:
         ratios |= {f"{kind}_vs_sync_{name}": each[kind] for name, each in gains.items()}
         ratios[f"{kind}_vs_sync_mean"] = mean(each[kind] for each in gains.values())
     return ratios

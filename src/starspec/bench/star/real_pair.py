@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from starspec.bench.star.async_pair import AHEAD
 from starspec.bench.star.processes import Turn, attached
 from starspec.bench.star.serving import ServedTurn, StarTargets, serve_turn
 from starspec.bench.star.traces import draw_traces, trace_turn
@@ -41,8 +42,8 @@ class RealPairPlan:
     @property
     def settings(self) -> list[tuple[RunAhead, int]]:
         off: list[tuple[RunAhead, int]] = [("off", length) for length in self.lengths]
-        outcomes: list[tuple[RunAhead, int]] = [("outcomes", length) for length in self.lengths]
-        return [*off, ("chain", CHAIN_LENGTH), *outcomes]
+        ahead: list[tuple[RunAhead, int]] = [(kind, each) for kind in ("outcomes", "auto") for each in self.lengths]
+        return [*off, ("chain", CHAIN_LENGTH), *ahead]
 
     @property
     def num_turns(self) -> int:
@@ -159,7 +160,7 @@ def _best(rows: Sequence[RealPairRow], run_ahead: str) -> RealPairRow:
 
 def _ratios(rows: Sequence[RealPairRow]) -> dict[str, float]:
     off = _best(rows, "off").tokens_per_s
-    return {f"{kind}_vs_off": _best(rows, kind).tokens_per_s / off for kind in ("chain", "outcomes")}
+    return {f"{kind}_vs_off": _best(rows, kind).tokens_per_s / off for kind in AHEAD}
 
 
 def _trace(

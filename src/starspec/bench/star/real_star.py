@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
+from statistics import median
 from typing import Final
 
 from starspec.bench.star.operating_point import ClosedForm
@@ -22,17 +23,18 @@ from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, sp
 from starspec.harness.decode import Job
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
-from starspec.harness.table import Block, Column, Table
+from starspec.harness.table import Block, Column, Table, ratio_lines
 from starspec.local_star import check_drafts
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
 
-PLAIN, SINGLE, BATCHED = "plain", "one at a time", "batched"
+PLAIN, SINGLE, BATCHED, AHEAD = "plain", "one at a time", "batched", "batched, run-ahead auto"
 SERVICES: Final = {
     PLAIN: HubConfig(port=0),
     SINGLE: HubConfig(port=0, max_batch=1, scheduling="fifo"),
     BATCHED: HubConfig(port=0),
+    AHEAD: HubConfig(port=0, run_ahead="auto"),
 }
 MAX_MODEL_LEN: Final = 1024
 SYNTHETIC_VOCAB: Final = 512
@@ -147,7 +149,7 @@ def measure_real_star(
             targets,
             partial(times.model, "draft"),
             lambda what: advance(f"predicted: {what}"),
-            (SINGLE, BATCHED),
+            [service for service in SERVICES if service != PLAIN],
         )
     rows = [_row(service, num, served, predicted) for service, num in served]
     notes: dict[str, object] = {
@@ -158,7 +160,8 @@ def measure_real_star(
         "step_times": times,
         "alpha": times.alpha,
     }
-    return Report(collect_provenance({"target": target.model, "draft": draft.model}), rows, {}, notes)
+    ratios = {f"auto_vs_off_{num}": _ratio(served, num) for num in plan.num_targets}
+    return Report(collect_provenance({"target": target.model, "draft": draft.model}), rows, ratios, notes)
 
 
 def run_prompts_target(
@@ -209,6 +212,12 @@ def _serve_all(
 
 def _median(turns: Sequence[ServedTurn]) -> ServedTurn:
     return sorted(turns, key=lambda each: each.tokens_per_s)[len(turns) // 2]
+
+
+def _ratio(served: Repeats, num_targets: int) -> float:
+    """Running ahead by trial over never running ahead, turn by turn; the median of the repeats."""
+    pairs = zip(served[AHEAD, num_targets], served[BATCHED, num_targets], strict=True)
+    return median(one.tokens_per_s / other.tokens_per_s for one, other in pairs)
 
 
 def _times(plan: RealStarPlan, served: Mapping[tuple[str, int], Sequence[ServedTurn]]) -> MeasuredTimes:
@@ -284,4 +293,4 @@ TITLE = (
 
 def blocks(report: Report) -> list[Block]:
     """What people read: one row for each service of each number of targets."""
-    return [Table(TITLE, COLUMNS, report.rows)]
+    return [Table(TITLE, COLUMNS, report.rows), *ratio_lines(report.ratios)]
