@@ -152,9 +152,13 @@ class ToyTarget:
             )
         )
 
+    def say(self, message: TargetToGateway) -> None:
+        """Whatever it is."""
+        self._outbox.put_nowait(message)
+
     def flood(self, request_id: RequestId, num_chars: int) -> None:
         """One token with a long text."""
-        self._outbox.put_nowait(EngineOutput(request_id, [1], "x" * num_chars))
+        self.say(EngineOutput(request_id, [1], "x" * num_chars))
 
     def lose(self) -> None:
         """The connection breaks; what was open is gone."""

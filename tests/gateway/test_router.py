@@ -11,7 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from starspec.config import MIN_SERVING_LEASE_S, TargetConfig
-from starspec.errors import CapacityError, ConfigError, PeerLost, RequestError, StarspecError
+from starspec.errors import CapacityError, ConfigError, OurBug, PeerLost, RequestError, StarspecError
+from starspec.gateway import routed_target
 from starspec.gateway.generation import Generation
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.routed_target import ASK_INTERVAL_S
@@ -21,7 +22,16 @@ from starspec.log_limit import LINES
 from starspec.policy.routing import MAX_TARGETS, QUIET_S
 from starspec.policy.target_health import PAUSE_S, SILENCE_S, UNREACHED_S, TargetHealth
 from starspec.sampling.spec import SamplingSpec
-from starspec.wire.messages import PROTOCOL_VERSION, Ask, EngineOutput, Refused, Rejected, RequestSpec
+from starspec.wire.messages import (
+    PROTOCOL_VERSION,
+    Ask,
+    EngineOutput,
+    PromptLogprob,
+    Refused,
+    Rejected,
+    RequestSpec,
+    TokenLogprob,
+)
 
 SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=SamplingSpec())
 
@@ -125,6 +135,35 @@ async def test_losing_a_target_fails_its_own_requests_and_no_others(targets: lis
             targets[1].emit(RequestId("y-0"), "fine", finish="stop")
             assert (await second.next(20)).output.text == "fine"
             assert second.is_finished
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"token_ids": [1] * 9},
+        {"text": "x" * 101},
+        {"logprobs": [TokenLogprob(1, -0.5, [])]},
+        {"prompt_logprobs": [PromptLogprob(1, -0.5, 1, [])]},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+async def test_an_answer_that_is_more_than_was_asked_for_ends(
+    targets: list[Any], monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(routed_target, "MAX_TOKENS", 4)
+    monkeypatch.setattr(routed_target, "MORE_TOKENS", 4)
+    monkeypatch.setattr(routed_target, "MAX_TEXT", 100)
+    target = targets[0]
+    async with Router([target]) as router:
+        await connected(router, 1)
+        async with Generation(router, streamed(), "r") as generation:
+            target.emit(RequestId("r-0"), "fine")
+            assert (await generation.next(20)).output.text == "fine"
+            target.say(EngineOutput(**{"request_id": RequestId("r-0"), "token_ids": [], "text": "", **more}))
+            with pytest.raises(OurBug, match="the target answered more than it was asked for"):
+                await generation.next(20)
+            await target.until(lambda: target.aborted)
+    assert target.aborted == ["r-0"]
 
 
 async def test_an_answer_whose_client_has_seen_nothing_goes_to_another_target_with_the_same_seed(
@@ -304,8 +343,7 @@ async def test_answers_already_submitted_are_aborted_when_a_later_one_finds_no_t
 
 
 async def test_a_request_that_is_larger_than_a_message_may_be_is_refused_for_good(targets: list[Any]) -> None:
-    sampling = SamplingSpec(logit_bias=dict.fromkeys(range(100000), -100.0))
-    large = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=sampling)
+    large = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=SamplingSpec(), prediction=[100_000] * 300_000)
     mixed = GenerationRequest(specs=(SPEC, large), num_prompts=2, prompt_param="prompt", options=ReplyOptions())
     async with Router(targets[:1]) as router:
         await connected(router, 1)

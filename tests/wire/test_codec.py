@@ -14,7 +14,7 @@ from starspec.ids import Epoch, LinkId, PipeEpoch, RequestId, RowEpoch, RowLease
 from starspec.sampling.grammar import GrammarSpec
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import MAX_SUPPORT, DraftTree, Drawing, DrawnCandidates
-from starspec.stats import AcceptanceStats, HubStats, RequestStats, TargetStats
+from starspec.stats import AcceptanceStats, HubStats, HubTargetStats, RequestStats, TargetStats
 from starspec.wire import codec
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import (
@@ -145,6 +145,65 @@ def test_every_message_class_is_listed_above() -> None:
 def test_an_unknown_field_is_ignored() -> None:
     frame = msgspec.msgpack.encode({"type": "pong", "sequence": 3, "colour": "blue"})
     assert Decoder(HubToTarget).decode(frame) == Pong(3)
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        {"acceptance": {"num_accepted_tokens_per_pos": [1] * 257}},
+        {"lengths": {"num_by_length": [1] * 257}},
+        {"lengths": {"num_by_reason": {str(each): 1 for each in range(257)}}},
+        {"pipe": {"stages": [{"endpoint": "e"}] * 257}},
+    ],
+)
+def test_a_status_that_lists_more_than_a_target_can_is_refused(stats: dict) -> None:
+    status = msgspec.to_builtins(TargetStatus(TargetId("t"), "m", 10, 1, 2, 3, 4, True, STATS)) | {"stats": stats}
+    with pytest.raises(PeerProtocolError, match="statistics list 257 values; 256 are allowed"):
+        Decoder(TargetToGateway).decode(msgspec.msgpack.encode(status))
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        {"num_spec_tokens": 257},
+        {"num_spec_tokens": 2**64 - 1},
+        {"acceptance_histogram": [1] * 257},
+        {"acceptance": {"num_accepted_tokens_per_pos": [1] * 257}},
+    ],
+)
+def test_statistics_of_an_answer_that_no_answer_has_are_refused(stats: dict) -> None:
+    output = msgspec.to_builtins(EngineOutput(RequestId("r"), [1], "x")) | {"stats": stats}
+    with pytest.raises(PeerProtocolError, match="statistics list 257 values; 256 are allowed"):
+        Decoder(TargetToGateway).decode(msgspec.msgpack.encode(output))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"status": 200}, {"status": 10**9}, {"retry_after_s": -1.0}, {"retry_after_s": 1e300}]
+)
+def test_a_refusal_that_http_does_not_have_is_none(wrong: dict) -> None:
+    refusal = msgspec.to_builtins(Rejected(RequestId("r"), "no")) | wrong
+    with pytest.raises(PeerProtocolError):
+        Decoder(TargetToGateway).decode(msgspec.msgpack.encode(refusal))
+
+
+def test_a_hubs_status_of_too_many_targets_is_refused() -> None:
+    status = {"type": "hubstatus", "draft_name": "d", "stats": {}, "targets": {str(each): {} for each in range(1025)}}
+    with pytest.raises(PeerProtocolError, match="a status lists 1025 targets; 1024 are allowed"):
+        Decoder(HubPublicReply).decode(msgspec.msgpack.encode(status))
+
+
+def test_names_in_a_status_are_readable() -> None:
+    bad, good = "\x1b[2J" + "x" * 400, r"\x1b[2J" + "x" * 290 + "..."
+    stats = {"lengths": {"num_by_reason": {bad: 1}}, "pipe": {"stages": [{"endpoint": bad}]}}
+    status = msgspec.to_builtins(TargetStatus(TargetId(bad), "m", 10, 1, 2, 3, 4, True, STATS)) | {"stats": stats}
+    target = Decoder(TargetToGateway).decode(msgspec.msgpack.encode(status))
+    assert (target.target_id, [*target.stats.lengths.num_by_reason]) == (good, [good])
+    assert target.stats.pipe.stages[0].endpoint == good
+    hub = Decoder(HubPublicReply).decode(encode(HubStatus(bad, HubStats(), {TargetId(bad): HubTargetStats()})))
+    assert (hub.draft_name, [*hub.targets]) == (good, [good])
+    for model in (bad, "m" * 1025):
+        with pytest.raises(PeerProtocolError, match="no model has this name"):
+            Decoder(TargetToGateway).decode(msgspec.msgpack.encode(status | {"model": model}))
 
 
 def test_a_prompt_of_128k_ids_fits_in_a_frame() -> None:

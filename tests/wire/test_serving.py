@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -41,8 +42,8 @@ from starspec.wire.messages import (
     Submit,
     TargetToGateway,
 )
-from starspec.wire.transports import sockets
-from starspec.wire.transports.serving_client import PROBE_SILENCE_MS, ServingClient
+from starspec.wire.transports import serving_client, sockets
+from starspec.wire.transports.serving_client import PROBE_SILENCE_MS, READ_BYTES, ServingClient
 from starspec.wire.transports.serving_server import MAX_FRAMES, ServingServer
 from starspec.wire.transports.sockets import RECEIVE_HIGH_WATER
 
@@ -84,6 +85,34 @@ async def connected(client: ServingClient) -> None:
 
 async def heard(server: ServingServer) -> list[tuple[bytes, object]]:
     return await asyncio.to_thread(server.receive, PATIENCE_S)
+
+
+async def test_long_frames_are_decoded_one_in_a_turn_of_the_loop(
+    server: ServingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Frame(NamedTuple):
+        bytes: bytes
+
+    async with client_of(server) as client:
+        long = encode(EngineOutput(RequestId("r"), [1], "x" * 2 * READ_BYTES))
+        arrived = [[Frame(long)] for _ in range(20)]
+
+        def waiting(of: object, most: float) -> Iterator[list[Frame]]:
+            while of is client._socket and arrived:
+                yield arrived.pop()
+
+        monkeypatch.setattr(serving_client, "_waiting", waiting)
+        monkeypatch.setattr(client._unread, "hear", lambda frame: None)
+
+        async def read() -> None:
+            for _ in range(20):
+                await client.receive()
+
+        reading, most, last = asyncio.create_task(read()), 0, 20
+        while not reading.done():
+            await asyncio.sleep(0)
+            most, last = max(most, last - len(arrived)), len(arrived)
+        assert most == 1
 
 
 async def test_what_a_target_says_just_before_it_goes_is_heard_before_its_end(

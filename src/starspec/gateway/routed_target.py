@@ -42,6 +42,9 @@ from starspec.wire.messages import (
 )
 
 ASK_INTERVAL_S: Final = 0.5  # between two Asks for a target's status; each also renews the lease
+MAX_TEXT: Final = 2**24  # characters of one answer
+MAX_TOKENS: Final = 2**20  # of an answer that has no limit of its own
+MORE_TOKENS: Final = 2**16  # than the limit that an answer has: nothing here depends on a target's keeping it exactly
 
 log = structlog.get_logger()
 
@@ -88,9 +91,28 @@ def num_positions(spec: RequestSpec) -> int:
 class _OpenRequest:
     """One request at a target."""
 
-    num_positions: int  # as `num_positions` says
+    spec: RequestSpec
     sink: Sink
     has_begun: bool = False  # an output has come
+    num_tokens: int = 0  # that came
+    num_scored: int = 0  # tokens of its prompt whose log-probabilities came
+    num_chars: int = 0
+
+    def take(self, output: EngineOutput) -> bool:
+        """Count an output. Returns: whether a target may answer so much; the gateway keeps it until all has come."""
+        spec, self.has_begun = self.spec, True
+        self.num_tokens += len(output.token_ids)
+        self.num_scored += len(output.prompt_logprobs or ())
+        self.num_chars += len(output.text)
+        most = MORE_TOKENS + (MAX_TOKENS if spec.max_tokens is None else spec.max_tokens)
+        most_scored = 0 if spec.prompt_logprobs is None else len(spec.prompt_token_ids)
+        most_logprobs = 0 if spec.logprobs is None else len(output.token_ids)
+        return (
+            self.num_tokens <= most
+            and self.num_scored <= most_scored
+            and len(output.logprobs or ()) <= most_logprobs
+            and self.num_chars <= MAX_TEXT
+        )
 
 
 class RoutedTarget:
@@ -163,7 +185,7 @@ class RoutedTarget:
 
     def submit(self, request_id: RequestId, spec: RequestSpec, sink: Sink) -> None:
         """Start a request, whose outputs go to `sink`. Raises: RequestError if it is too large for a message."""
-        self._open[request_id] = _OpenRequest(num_positions(spec), sink)
+        self._open[request_id] = _OpenRequest(spec, sink)
         try:
             self._link.send(Submit(request_id, spec))
         except LocalProtocolError as error:
@@ -184,7 +206,7 @@ class RoutedTarget:
         leaving = {
             request_id: each
             for request_id, each in self._open.items()
-            if leaves_silent_target(each.num_positions, has_begun=each.has_begun, can_move=can_move)
+            if leaves_silent_target(num_positions(each.spec), has_begun=each.has_begun, can_move=can_move)
         }
         for request_id in leaving:
             self.abort(request_id)
@@ -251,14 +273,22 @@ class RoutedTarget:
             case Rejected(request_id=request_id) if request_id in self._open:
                 self._open.pop(request_id).sink(_refusal(message))
             case EngineOutput(request_id=request_id) if request_id in self._open:
-                is_last = message.finish_reason is not None
-                request = self._open.pop(request_id) if is_last else self._open[request_id]
-                request.has_begun = True
-                request.sink(_error_of(message) or message)
+                self._take(request_id, message)
             case Rejected() | EngineOutput():
                 pass  # of a request that was aborted meanwhile
             case _:
                 assert_never(message)
+
+    def _take(self, request_id: RequestId, output: EngineOutput) -> None:
+        request = self._open[request_id]
+        if not request.take(output):
+            self._log(log.warning, "a target answers more than it was asked for", target=self.name)
+            self.abort(request_id)
+            request.sink(OurBug("the target answered more than it was asked for"))
+            return
+        if output.finish_reason is not None:
+            del self._open[request_id]
+        request.sink(_error_of(output) or output)
 
     def _lose(self, why: str) -> None:
         """Fail every open request. The target gets no requests until it sends its status again."""

@@ -5,7 +5,7 @@ One message is one frame. Messages that are sent together are the frames of one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
@@ -16,7 +16,9 @@ from starspec.quoting import readable
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import MAX_STATED, MAX_SUPPORT
+from starspec.stats import RequestStats
 from starspec.wire.messages import (
+    EngineOutput,
     Fault,
     Gap,
     Goodbye,
@@ -30,6 +32,7 @@ from starspec.wire.messages import (
     Proposal,
     Refused,
     Rejected,
+    TargetStatus,
     Traversal,
     Verdict,
     Welcome,
@@ -46,6 +49,9 @@ TOKEN_BYTES: Final = 5
 PROB_BYTES: Final = 9
 DRAWN_BYTES: Final = HEAD_BYTES + TOKEN_BYTES * MAX_TOP_K + (TOKEN_BYTES + PROB_BYTES) * MAX_SUPPORT  # of a `Drawn`
 MAX_MESSAGES: Final = 1024  # frames of one multipart: a verdict, a close and an open for each of many sequences
+MAX_LISTED: Final = 256  # values of a list in statistics: of draft tokens there are at most 65, and stages are fewer
+MAX_TARGETS: Final = 1024  # in a hub's status
+MAX_MODEL_NAME: Final = 1024  # characters
 
 T = TypeVar("T", bound=Message)
 
@@ -148,8 +154,15 @@ class Decoder(Generic[T]):
                 self._check_vocabulary(token_ids)
             case Traversal() | Judges() | Landing():
                 self._check_stage_message(message)
-            case Fault() | Gap() | Goodbye() | Refused() | Rejected() | Welcome() | HubStatus():
+            case TargetStatus():
+                _check_target_status(message)
+            case EngineOutput(stats=RequestStats() as stats):
+                _check_listed(stats.acceptance.num_accepted_tokens_per_pos, stats.acceptance_histogram)
+                _check_listed(range(min(stats.num_spec_tokens, MAX_LISTED + 1)))  # the gateway makes a list of so many
+            case Fault() | Gap() | Goodbye() | Refused() | Rejected() | Welcome():
                 _make_readable(message)
+            case HubStatus():
+                _check_hub_status(message)
 
     def _check_stage_message(self, message: Traversal | Judges | Landing) -> None:
         match message:
@@ -210,12 +223,45 @@ def _array_len(head: bytes) -> int:
             return first & 0x0F if first & 0xF0 == 0x90 else 0
 
 
-def _make_readable(message: Fault | Gap | Goodbye | Refused | Rejected | Welcome | HubStatus) -> None:
+def _check_listed(*lists: Sized) -> None:
+    """Raises: ValueError if one of these statistics is longer than any of ours."""
+    if (longest := max(map(len, lists))) > MAX_LISTED:
+        raise ValueError(f"statistics list {longest} values; {MAX_LISTED} are allowed")
+
+
+def _check_target_status(message: TargetStatus) -> None:
+    """Who asks for `/metrics` or watches a dashboard gets all that a status lists, again and again.
+
+    Raises: ValueError if it lists more than a target of ours can, or if the name of its model is none.
+    Effects: makes its other names readable.
+    """
+    lengths, pipe = message.stats.lengths, message.stats.pipe
+    stages = [] if pipe is None else pipe.stages
+    per_pos = message.stats.acceptance.num_accepted_tokens_per_pos
+    _check_listed(per_pos, lengths.num_by_length, lengths.num_by_reason, stages)
+    if len(message.model) > MAX_MODEL_NAME or not message.model.isprintable():
+        raise ValueError(f"no model has this name: {message.model}")
+    msgspec.structs.force_setattr(message, "target_id", readable(message.target_id))
+    lengths.num_by_reason = {readable(reason): number for reason, number in lengths.num_by_reason.items()}
+    for stage in stages:
+        stage.endpoint, stage.layers = readable(stage.endpoint), readable(stage.layers)
+
+
+def _check_hub_status(message: HubStatus) -> None:
+    """Raises: ValueError if it lists too many targets. Effects: makes their names and the draft's readable."""
+    if len(message.targets) > MAX_TARGETS:
+        raise ValueError(f"a status lists {len(message.targets)} targets; {MAX_TARGETS} are allowed")
+    targets = {readable(name): stats for name, stats in message.targets.items()}
+    msgspec.structs.force_setattr(message, "targets", targets)
+    msgspec.structs.force_setattr(message, "draft_name", readable(message.draft_name))
+
+
+def _make_readable(message: Fault | Gap | Goodbye | Refused | Rejected | Welcome) -> None:
     """Texts of a peer end in logs, in errors and on terminals."""
     match message:
         case Rejected():
             name = "message"
-        case Welcome() | HubStatus():
+        case Welcome():
             name = "draft_name"
         case _:
             name = "reason"

@@ -15,7 +15,7 @@ from starspec.sampling.grammar import GrammarSpec
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree
 from starspec.stats import RequestStats
-from starspec.wire.messages.base import DraftCount, Message, RequestName, StopStrings, TokenIdList
+from starspec.wire.messages.base import DraftCount, Message, RequestName, Seconds, StopStrings, TokenIdList
 
 GRAMMAR_FAILED: Final = "the grammar cannot be followed"
 """How the `stop_reason` of an answer begins that was ended for that."""
@@ -71,12 +71,15 @@ class Abort(Message, frozen=True):
     request_id: RequestName
 
 
+LikelyOnes = Annotated[list[tuple[int, float]], Meta(max_length=MAX_TOP_LOGPROBS)]
+
+
 class TokenLogprob(msgspec.Struct, frozen=True):
     """The target's log-probability of one generated token, and of the most likely tokens at that position."""
 
     token_id: int
     logprob: float
-    top: list[tuple[int, float]]  # (token id, log-probability), most likely first
+    top: LikelyOnes  # (token id, log-probability), most likely first
     text_offset: Annotated[int, Meta(ge=0)] = 0  # characters of the answer before this token's; a stop may cut later
 
 
@@ -86,7 +89,7 @@ class PromptLogprob(msgspec.Struct, frozen=True):
     token_id: int
     logprob: float
     rank: int  # 1 + the number of likelier tokens
-    top: list[tuple[int, float]]  # (token id, log-probability), most likely first
+    top: LikelyOnes  # (token id, log-probability), most likely first
 
 
 class Verified(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -121,5 +124,5 @@ class Rejected(Message, frozen=True):
     request_id: RequestName
     message: str
     param: str | None = None
-    status: int = 400  # HTTP status
-    retry_after_s: float | None = None
+    status: Annotated[int, Meta(ge=400, le=599)] = 400  # HTTP status
+    retry_after_s: Seconds | None = None

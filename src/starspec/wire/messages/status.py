@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starspec.ids import TargetId
 from starspec.stats import HubState, HubStats, HubTargetStats, TargetStats
-from starspec.wire.messages.base import Message, Seconds
+from starspec.wire.messages.base import Count, Message, Seconds
 
 
 class Ask(Message, frozen=True):
@@ -30,15 +30,15 @@ class TargetStatus(Message, frozen=True):
 
     target_id: TargetId
     model: str
-    max_model_len: int
-    num_running: int
-    num_waiting: int
-    num_rows: int  # cache rows in all
-    num_free_rows: int
+    max_model_len: Count
+    num_running: Count
+    num_waiting: Count
+    num_rows: Count  # cache rows in all
+    num_free_rows: Count
     is_draft_connected: bool
     stats: TargetStats
     is_stopping: bool = False  # it drains: running requests end, new ones are rejected
-    max_num_requests: int | None = None  # requests that it holds at most, running and waiting; None: not reported
+    max_num_requests: Count | None = None  # requests that it holds at most, running and waiting; None: not reported
     hub_state: HubState | None = None  # None: it has no hub, or does not report it
     hub_state_s: Seconds = 0.0  # since when, in seconds before now
     has_grammars: bool = False  # it can hold answers to grammars

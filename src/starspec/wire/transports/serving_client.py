@@ -43,6 +43,7 @@ SILENCE_S: Final = 10.0
 PROBE_INTERVAL_MS: Final = 300
 PROBE_SILENCE_MS: Final = 1000  # with the interval, a target that stops answering is known within 1.3 s
 READ_BURST: Final = 256  # multiparts read and decoded at once; a target of this version sends one frame in each
+READ_BYTES: Final = 128 * 1024  # behind which no further one is: decoding a frame of the longest takes some 10 ms
 WAITING: Final = 1024  # multiparts that arrived and were not read; beyond them the target has to wait
 
 log = structlog.get_logger()
@@ -132,9 +133,9 @@ class ServingClient:
             if self._arrived:
                 return self._arrived.popleft()
             self._notice()  # before reading: when the end is noticed, all messages from before it have arrived
-            if self._read():
-                if not self._arrived:
-                    await asyncio.sleep(0)  # a flood of nonsense must not keep other tasks waiting
+            if num_bytes := self._read():
+                if not self._arrived or num_bytes > READ_BYTES:
+                    await asyncio.sleep(0)  # a flood must not keep other tasks waiting
                 continue
             if self._is_lost:
                 self._is_lost = False
@@ -172,15 +173,19 @@ class ServingClient:
             self._reconnect()
 
     def _read(self) -> int:
-        """Decode what has arrived. Returns: how many multiparts; fewer than READ_BURST = all of them."""
-        multiparts = _waiting(self._socket, READ_BURST)
-        for frames in multiparts:
-            self._unread.hear(frames[0])
+        """Decode what has arrived, up to a limit. Returns: how many bytes; 0 = nothing has."""
+        num_bytes = 0
+        for multipart in _waiting(self._socket, READ_BURST):
+            self._unread.hear(multipart[0])
+            frames = [frame.bytes for frame in multipart]
+            num_bytes += 1 + sum(map(len, frames))
             try:
-                self._arrived += self._decoder.decode_all([frame.bytes for frame in frames])
+                self._arrived += self._decoder.decode_all(frames)
             except PeerProtocolError:
                 self.num_frames_rejected += 1
-        return len(multiparts)
+            if num_bytes > READ_BYTES:
+                break
+        return num_bytes
 
     def _notice(self) -> None:
         """Process the connections' events."""
@@ -205,7 +210,7 @@ class ServingClient:
 
     def _events(self, monitor: zmq.asyncio.Socket) -> Iterator[int]:
         """The events of a connection, but for its beginning, which says nothing of the other end."""
-        for name, _ in _waiting(monitor):
+        for name, _ in _waiting(monitor, math.inf):
             event, value = EVENT.unpack(name.buffer)
             self._unread.note(event, value)
             if not event & BEGUN:
@@ -227,13 +232,13 @@ class ServingClient:
         self._reconnect()  # its event wakes `receive`
 
 
-def _waiting(socket: zmq.asyncio.Socket, most: float = math.inf) -> list[list[zmq.Frame]]:
+def _waiting(socket: zmq.asyncio.Socket, most: float) -> Iterator[list[zmq.Frame]]:
     """The multiparts that have arrived. With DONTWAIT an asyncio socket's futures are done when they are returned."""
-    arrived: list[list[zmq.Frame]] = []
-    while len(arrived) < most:
+    num_read = 0
+    while num_read < most:
         future = socket.recv_multipart(flags=zmq.DONTWAIT, copy=False)
         assert isinstance(future, asyncio.Future)
         if future.exception() is not None:
             break
-        arrived.append(future.result())
-    return arrived
+        num_read += 1
+        yield future.result()
