@@ -259,9 +259,12 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ({"bad_words": ["a", 5]}, "bad_words"),
         ({"bad_words": ["a" * 10_001]}, "bad_words"),
         ({"bad_words": ["a"] * 1025}, "bad_words"),
+        ({"bad_words": ["a" * 6554] * 10}, "bad_words"),
         ({"stop_token_ids": 5}, "stop_token_ids"),
         ({"stop_token_ids": ["5"]}, "stop_token_ids"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias"),
     ],
 )
 def test_a_parameter_of_the_wrong_kind_is_named(wrong: dict, param: str) -> None:

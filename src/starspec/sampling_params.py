@@ -13,11 +13,12 @@ from starspec.config import MAX_STOP_LEN, MAX_TOP_LOGPROBS
 from starspec.errors import RequestError
 from starspec.ids import BadWords
 from starspec.sampling.grammar import GrammarSpec
-from starspec.sampling.spec import MAX_BAD_WORDS, SamplingSpec
+from starspec.sampling.spec import MAX_BAD_WORDS, MAX_END_TOKENS, SamplingSpec
 from starspec.structured_outputs import StructuredOutputsParams, structured_outputs_of
 
 MAX_CHOICES = 8  # n
 MAX_STOP_STRINGS = 16
+MAX_BAD_TEXT = 2**16  # characters of all bad words: each is tokenized twice
 DEFAULT_MAX_TOKENS = 16
 INTEGERS = ("n", "top_k", "min_tokens", "max_tokens", "seed", "logprobs", "prompt_logprobs")
 REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -95,11 +96,15 @@ class SamplingParams:
         if len(words) > MAX_BAD_WORDS // 2 or any(len(word) > MAX_STOP_LEN for word in words):
             most = f"at most {MAX_BAD_WORDS // 2} texts of at most {MAX_STOP_LEN} characters"
             raise RequestError(f"bad_words must be {most}", "bad_words")
+        if sum(map(len, words)) > MAX_BAD_TEXT:
+            raise RequestError(f"bad_words must have at most {MAX_BAD_TEXT} characters together", "bad_words")
 
     def _check_token_ids(self) -> None:
         ids, bias = () if self.stop_token_ids is None else self.stop_token_ids, self.logit_bias or {}
         if not isinstance(ids, Collection) or not all(isinstance(each, Integral) and int(each) >= 0 for each in ids):
             raise RequestError("stop_token_ids must be token ids", "stop_token_ids")
+        if len(ids) > MAX_END_TOKENS // 2:  # those of the model come besides
+            raise RequestError(f"stop_token_ids must be at most {MAX_END_TOKENS // 2} token ids", "stop_token_ids")
         if not isinstance(bias, Mapping) or not all(isinstance(_token_id(each), Integral) for each in bias):
             raise RequestError("the keys of logit_bias must be token ids", "logit_bias")
         if not all(isinstance(each, Real) and not isinstance(each, bool) for each in bias.values()):

@@ -1,4 +1,5 @@
 import itertools
+import time
 
 import pytest
 from hypothesis import given
@@ -133,6 +134,22 @@ def test_streamed_text_ends_where_the_earliest_completed_stop_string_begins(ids:
             assert stop in stops
             return
     assert text == TOKENIZER.decode(ids)
+
+
+def test_a_token_costs_no_more_the_longer_the_text_is_that_is_held_back() -> None:
+    """Eight times the tokens take eight times the time; searching all of the text each time would take 64 times."""
+    stops = ("w1 " * 3000 + "x", *("w1 " * 100 + f"{number}x" for number in range(15)))
+
+    def seconds(num_tokens: int) -> float:
+        taken = []
+        for _ in range(3):
+            detokenizer, started_s = Detokenizer(TOKENIZER, [9], stop=stops), time.thread_time()
+            for _ in range(num_tokens):
+                assert detokenizer.add(1) is None
+            taken.append(time.thread_time() - started_s)
+        return min(taken)
+
+    assert seconds(2400) < 24 * seconds(300)
 
 
 @every_tokenizer

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from late import LANDINGS, LateVerifier
+from msgspec.structs import replace
 from toy import VOCAB_SIZE, HashRunner, WordTokenizer, next_of
 
 from starspec.config import BatchingConfig, TargetConfig
@@ -300,6 +301,8 @@ def test_impossible_requests_are_refused_in_a_sentence() -> None:
         engine.submit(RequestId("a"), spec_of([1] * 20))
     with pytest.raises(RequestError, match="0 to 63"):
         engine.submit(RequestId("a"), spec_of([64]))
+    with pytest.raises(RequestError, match="a prediction has at most 20 tokens here"):
+        engine.submit(RequestId("a"), replace(spec_of([1]), prediction=[1] * 21))
     assert not engine.has_work
 
 

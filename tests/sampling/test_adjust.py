@@ -51,6 +51,25 @@ def test_a_bad_word_ends_nowhere_in_the_output(output, excluded):
     assert {token_id for token_id, logit in enumerate(given) if logit == -inf} == excluded
 
 
+def test_thousands_of_bad_words_are_looked_up_not_gone_through():
+    class Counted(int):
+        num_compared = 0
+
+        def __eq__(self, other):
+            Counted.num_compared += 1
+            return int(self) == int(other)
+
+        __hash__ = int.__hash__
+
+    front = (7,) * 62
+    words = tuple((Counted(each), *front, each) for each in range(2048))
+    sampling = SamplingSpec(bad_words=words)
+    sampling.ends_of_bad_words(())  # makes the table
+    Counted.num_compared = 0
+    assert sampling.ends_of_bad_words((5, *front)) == [5]
+    assert Counted.num_compared < 20
+
+
 def test_token_ids_outside_the_vocabulary_do_nothing():
     sampling = {"min_tokens": 9, "end_token_ids": (-1, 4), "bad_words": ((-1,), (4,)), "logit_bias": {-1: 5.0, 4: 5.0}}
     assert (

@@ -26,6 +26,8 @@ from starspec.sampling.spec import SamplingSpec
         ("bad_words", ((),)),
         ("bad_words", ((1,) * 65,)),
         ("bad_words", ((1,),) * 2049),
+        ("logit_bias", dict.fromkeys(range(1025), 1.0)),
+        ("end_token_ids", (1,) * 2049),
     ],
 )
 def test_a_value_out_of_range_is_named(name, value):

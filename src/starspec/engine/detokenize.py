@@ -51,6 +51,7 @@ class Detokenizer:
         self._next_offset = 0
         self._num_taken = 0
         self._num_unchecked = 0  # leading characters in which a stop string does not count
+        self._num_searched = 0  # leading characters in which none ends
         self._is_stopped = False
 
     @property
@@ -149,9 +150,16 @@ class Detokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 
     def _match_stop(self) -> StopMatch | None:
-        """Cut the text at the stop string that begins first, if the text not yet returned contains one."""
-        found = [(at, stop) for stop in self._stop if (at := self._text.find(stop, self._search_start(stop))) >= 0]
+        """Cut the text at the stop string that begins first, if the text not yet returned contains one.
+
+        Only in new text one can end. Text that may begin a stop string is held back for long, and many tokens are added
+        to it.
+        """
+        new = self._text[self._num_searched :]
+        likely = [stop for stop in self._stop if stop[-1] in new]
+        found = [(at, stop) for stop in likely if (at := self._text.find(stop, self._search_start(stop))) >= 0]
         if not found:
+            self._num_searched = len(self._text)
             return None
         at, stop = min(found)
         self._text = self._text[: at + len(stop) if self._include_stop else at]
@@ -159,8 +167,8 @@ class Detokenizer:
         return StopMatch(stop)
 
     def _search_start(self, stop: str) -> int:
-        """The first index at which a match counts: after the text returned so far, and with a checked end."""
-        return max(self._num_taken, self._num_unchecked - len(stop) + 1)
+        """The first index at which a match counts: after the text returned so far, and with a new, checked end."""
+        return max(self._num_taken, max(self._num_unchecked, self._num_searched) - len(stop) + 1)
 
     def _held_len(self) -> int:
         """The number of characters at the end that may begin a stop string."""

@@ -227,7 +227,7 @@ class TargetEngine:
         if not (can_round or can_prefill):
             return False
         started_s = self._clock()
-        snapshot = self._in_flight.snapshot(can_round=can_round)
+        snapshot = self._in_flight.snapshot(self._that_let_others_run(), can_round=can_round)
         plan = self._scheduler.choose(snapshot)
         num_left_out = self._count_passed_over(snapshot, plan)
         scheduled_s = self._clock()
@@ -348,6 +348,14 @@ class TargetEngine:
         if self._grammars is None:
             raise RequestError(NO_GRAMMARS, "structured_outputs")
         return self._grammars.compile(spec.grammar)
+
+    def _that_let_others_run(self) -> set[TargetSequence]:
+        """Running sequences that are in no round now, since their grammars take the time of others."""
+        if not self._rounds.grammar_turns.must_wait(self._clock()):
+            return set()
+        with_rows = self._requests.with_rows
+        dear = {each for each in with_rows if each.has_dear_grammar}
+        return dear if len(dear) < len(with_rows) else set()
 
     def _count_passed_over(self, snapshot: ScheduleSnapshot, plan: StepPlan) -> int:
         """As `RequestTable.note_plan`. Returns: how many could be in this step's round and are not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Final
 
 from starspec.engine.drafts import Drafts
@@ -67,8 +68,13 @@ class InFlight:
             depth = max(depth, num_windows * self._requests.num_running)
         return self.num_live - len(self._chunks) < depth and len(self) < MAX_IN_FLIGHT
 
-    def snapshot(self, *, can_round: bool) -> ScheduleSnapshot:
-        """What a scheduler chooses from. Args: can_round: whether a round may be launched."""
+    def snapshot(self, waiting: Set[TargetSequence] = frozenset(), *, can_round: bool) -> ScheduleSnapshot:
+        """What a scheduler chooses from.
+
+        Args:
+            waiting: sequences that are in no round now.
+            can_round: whether a round may be launched.
+        """
         num_windows = self.num_windows
         chunks = {each.sequence for each in self._chunks if each.is_last}  # wait for features, or are RUNNING
         busy = {each for each in chunks if each.state is SequenceState.PREFILLING}
@@ -76,6 +82,7 @@ class InFlight:
         for each in running:
             if not can_round or (self._launches and not self._may_launch(each, num_windows)):
                 busy.add(each)
+        busy |= waiting
         return self._requests.snapshot(busy, self._verifier.depth if num_windows == 1 else 1)
 
     def _may_launch(self, sequence: TargetSequence, num_windows: int) -> bool:

@@ -48,6 +48,8 @@ def check_request(spec: RequestSpec, info: ModelInfo, config: TargetConfig, poli
             f" {', '.join(policies)}",
             "speculative.length.policy",
         )
+    if len(spec.prediction or ()) > info.max_model_len:
+        raise RequestError(f"a prediction has at most {info.max_model_len} tokens here", "prediction")
     if not all(token_id < info.vocab_size for token_id in spec.prediction or ()):
         raise RequestError(f"token ids of a prediction must be 0 to {info.vocab_size - 1}", "prediction")
     if spec.draft is not None:

@@ -6,7 +6,7 @@ In between, the windows are verified where the logits are: one forward for all o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from starspec.engine.drafts import Drafts, RoundTimes, is_launched
@@ -14,6 +14,7 @@ from starspec.engine.flights import Flight
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.grammars.matcher import FittedDraft
 from starspec.models.runner import Segment
+from starspec.policy.grammar_turns import GrammarTurns
 from starspec.speculation.tree import DraftTree
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
@@ -45,13 +46,18 @@ class LaunchedRound(NamedTuple):
 
 @dataclass(slots=True)
 class RoundRunner:
-    """Begins rounds, and finishes them when they land. It holds what every round needs, and no state of sequences."""
+    """Begins rounds, and finishes them when they land. It holds what every round needs, and no state of sequences.
+
+    Args:
+        grammar_turns: is told what grammars take.
+    """
 
     verifier: Verifier
     drafts: Drafts
     stats: TargetStats
     clock: Callable[[], float]
     trace: Tracer | None = None
+    grammar_turns: GrammarTurns = field(default_factory=GrammarTurns)
 
     def look_ahead(self, sequences: Sequence[TargetSequence]) -> None:
         """Let drafts go on behind what grammars force. Drafts from features cannot: only verified tokens have these."""
@@ -182,7 +188,9 @@ class RoundRunner:
         else:
             added.verified = Verified(list(result.accepted_nodes), list(verdict.node_tops))
         if sequence.grammar is not None:
-            self.stats.grammars.add_round(num_emitted, added.num_forced, sequence.grammar.take_spent_s())
+            spent_s = sequence.grammar.take_spent_s()
+            self.stats.grammars.add_round(num_emitted, added.num_forced, spent_s)
+            sequence.note_grammar(is_dear=self.grammar_turns.spend(spent_s, num_emitted, self.clock()))
         return added
 
     def _keep(self, sequence: TargetSequence, flight: Flight, added: RoundOutput, rows: Sequence[int]) -> None:

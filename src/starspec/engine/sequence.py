@@ -27,6 +27,7 @@ from starspec.wire.messages import GRAMMAR_FAILED, EngineOutput, PromptLogprob, 
 
 MAX_AHEAD: Final = MAX_FORWARDED // 2  # forced tokens before a draft
 MAX_RESTARTS: Final = 3  # without a token in between: such a sequence may be what kills the stages
+FORGIVEN_AFTER: Final = 16  # rounds in which its grammar took no more than is free
 
 
 class SequenceState(Enum):
@@ -126,6 +127,7 @@ class TargetSequence:
         self.admitted_s = float("inf")  # when it got its cache row
         self.num_passed_over = 0  # consecutive steps that chose others instead, for a row or for a round
         self._num_restarts = 0  # since its last token
+        self._num_cheap_rounds = FORGIVEN_AFTER  # since its grammar took more than is free
         self._first_token_s: float | None = None
         self._eos_token_ids = frozenset(eos_token_ids)
         self._end_token_ids = frozenset(spec.sampling.end_token_ids)
@@ -214,6 +216,15 @@ class TargetSequence:
     def note_passed_over(self) -> None:
         """A step chose others, although it was ready."""
         self.num_passed_over += 1
+
+    @property
+    def has_dear_grammar(self) -> bool:
+        """Whether its grammar took more than is free, in one of the last rounds."""
+        return self._num_cheap_rounds < FORGIVEN_AFTER
+
+    def note_grammar(self, *, is_dear: bool) -> None:
+        """A round has ended, in which its grammar took more than is free, or did not."""
+        self._num_cheap_rounds = 0 if is_dear else self._num_cheap_rounds + 1
 
     def note_length(self, num_steps: int, reason: str) -> None:
         """A draft of so many steps is wanted, and for this reason not of more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ def adjust(
     if allowed is not None:
         adjusted.masked_fill_(~allowed.to(adjusted.device), -torch.inf)
     if sampling.bad_words:
-        adjusted[_indices(_ends_of(sampling.bad_words, _known(counts).last_output), adjusted)] = -torch.inf
+        adjusted[_indices(sampling.ends_of_bad_words(_known(counts).last_output), adjusted)] = -torch.inf
     if sampling.logit_bias:
         _add_bias_(adjusted, sampling.logit_bias)
     if sampling.has_penalties:
@@ -55,12 +55,6 @@ def _without_ends(adjusted: Tensor, end_token_ids: Iterable[int], allowed: Tenso
     some = torch.ones_like(adjusted, dtype=torch.bool) if allowed is None else allowed.to(adjusted.device, copy=True)
     some[_indices(end_token_ids, adjusted)] = False
     return some if allowed is None or bool(some.any()) else allowed
-
-
-def _ends_of(bad_words: Iterable[Sequence[int]], output: Sequence[int]) -> list[int]:
-    """The last tokens of those bad words whose other tokens the output ends with."""
-    num = len(output)
-    return [word[-1] for word in bad_words if tuple(output[max(0, num - len(word) + 1) :]) == tuple(word[:-1])]
 
 
 def _add_bias_(adjusted: Tensor, logit_bias: Mapping[int, float]) -> None:

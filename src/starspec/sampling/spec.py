@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf, log
 from typing import Final
 
@@ -10,6 +13,28 @@ from starspec.ids import BadWords
 
 MAX_BAD_WORDS: Final = 2048  # sequences of tokens
 MAX_BAD_WORD_LEN: Final = 64  # tokens of one
+MAX_LOGIT_BIAS: Final = 1024  # token ids; each draw, of target and hub, goes through them
+MAX_END_TOKENS: Final = 2048
+
+
+class BadWordTable(tuple[tuple[int, ...], ...]):
+    """Bad words, found by what is in front of their last tokens: thousands of them cost hardly more than one."""
+
+    @cached_property
+    def _by_length(self) -> dict[int, dict[tuple[int, ...], list[int]]]:
+        """Number of tokens in front -> these tokens -> the last tokens."""
+        table = defaultdict[int, dict[tuple[int, ...], list[int]]](dict)
+        for *front, last in self:
+            table[len(front)].setdefault(tuple(front), []).append(last)
+        return table
+
+    def last_tokens(self, output: Sequence[int]) -> list[int]:
+        """The last tokens of those words whose other tokens the output ends with."""
+        found: list[int] = []
+        for length, words in self._by_length.items():
+            if length <= len(output):
+                found += words.get(tuple(output[len(output) - length :]), ())
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +73,13 @@ class SamplingSpec:
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2.0 <= getattr(self, name) <= 2.0:
                 raise ValueError(f"{name} must be in [-2, 2], got {getattr(self, name)}")
-        if any(not -100.0 <= bias <= 100.0 for bias in self.logit_bias.values()):
-            raise ValueError("logit_bias values must be in [-100, 100]")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
         if self.min_tokens < 0:
             raise ValueError(f"min_tokens must be at least 0, got {self.min_tokens}")
-        if len(self.bad_words) > MAX_BAD_WORDS:
-            raise ValueError(
-                f"bad_words must be at most {MAX_BAD_WORDS} sequences of tokens, got {len(self.bad_words)}"
-            )
-        if not all(1 <= len(word) <= MAX_BAD_WORD_LEN for word in self.bad_words):
-            raise ValueError(f"bad_words must each have 1 to {MAX_BAD_WORD_LEN} tokens")
+        self._check_token_ids()
+        if self.bad_words:
+            self._check_bad_words()
 
     @property
     def is_greedy(self) -> bool:
@@ -68,6 +88,27 @@ class SamplingSpec:
     @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def _check_token_ids(self) -> None:
+        for name, most in (("logit_bias", MAX_LOGIT_BIAS), ("end_token_ids", MAX_END_TOKENS)):
+            if len(getattr(self, name)) > most:
+                raise ValueError(f"{name} must be at most {most} token ids, got {len(getattr(self, name))}")
+        if any(not -100.0 <= bias <= 100.0 for bias in self.logit_bias.values()):
+            raise ValueError("logit_bias values must be in [-100, 100]")
+
+    def _check_bad_words(self) -> None:
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise ValueError(
+                f"bad_words must be at most {MAX_BAD_WORDS} sequences of tokens, got {len(self.bad_words)}"
+            )
+        if not all(1 <= len(word) <= MAX_BAD_WORD_LEN for word in self.bad_words):
+            raise ValueError(f"bad_words must each have 1 to {MAX_BAD_WORD_LEN} tokens")
+        if not isinstance(self.bad_words, BadWordTable):
+            object.__setattr__(self, "bad_words", BadWordTable(self.bad_words))
+
+    def ends_of_bad_words(self, output: Sequence[int]) -> list[int]:
+        """The tokens that would complete a bad word behind this output."""
+        return self.bad_words.last_tokens(output) if isinstance(self.bad_words, BadWordTable) else []
 
     @property
     def needs_counts(self) -> bool:
