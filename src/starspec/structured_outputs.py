@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from starspec.errors import RequestError
-from starspec.sampling.grammar import GrammarKind, GrammarSpec
+from starspec.sampling.grammar import GrammarKind, GrammarSpec, check_size
 
 PARAM: Final = "structured_outputs"
 ANY_OBJECT: Final = '{"type":"object"}'
@@ -83,6 +83,10 @@ def structured_outputs_of(given: object) -> StructuredOutputsParams | None:
 
 
 def _schema_text(schema: Mapping[str, Any]) -> str:
+    try:
+        check_size(schema)
+    except ValueError as error:
+        raise RequestError(f"{PARAM}.json {error}", f"{PARAM}.json") from error
     try:
         return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:

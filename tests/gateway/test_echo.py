@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from starspec.gateway import translate
 from starspec.gateway.replies import CompletionLogprobs
 from starspec.gateway.token_text import TokenText, echoed_logprobs
 from starspec.wire.messages import PromptLogprob
@@ -106,6 +107,19 @@ async def test_what_cannot_be_told_of_a_prompt_is_refused_by_name(
 ) -> None:
     response = await gateway.post(path, **asked)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("asked", [{"echo": True, "logprobs": 2}, {"prompt_logprobs": 2}])
+async def test_log_probabilities_of_very_many_prompt_tokens_are_refused_before_a_target_computes_them(
+    gateway: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(translate, "MAX_SCORES", 3 * 6)
+    assert (await gateway.post("/v1/completions", prompt=PROMPT, **asked)).status_code == 200
+    for more in ({"prompt": [PROMPT, "a"]}, {"prompt": PROMPT, "n": 2}):
+        reply = await gateway.post("/v1/completions", **more, **asked)
+        assert reply.status_code == 400
+        assert "log-probabilities of prompts are asked for, more than the 18" in reply.json()["error"]["message"]
+    assert len(gateway.target.submitted) == 1
 
 
 def test_tokens_that_the_text_does_not_spell_have_no_length(tokenizer: Any) -> None:

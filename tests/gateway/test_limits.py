@@ -19,7 +19,6 @@ from starspec.gateway.prompts import NUM_WORKERS, PromptCodec
 from starspec.gateway.request_body import MAX_CONTAINERS, MAX_KEYS, MAX_STRINGS, MAX_VALUES, parse_body, read_body
 from starspec.gateway.retry_after import RetryAfter
 from starspec.gateway.schema import (
-    MAX_LOGIT_BIAS,
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_STOP_TOKEN_IDS,
@@ -31,6 +30,7 @@ from starspec.gateway.served_model import GenerationDefaults
 from starspec.gateway.translate import MAX_TOKENS_SENT, Translator
 from starspec.ids import RequestId
 from starspec.quoting import MAX_QUOTED, quoted
+from starspec.sampling.spec import MAX_LOGIT_BIAS
 from starspec.wire.messages import Rejected
 
 EOS = 257

@@ -299,6 +299,11 @@ async def test_a_failure_in_mid_stream_is_an_error_for_the_client(gateway: Any) 
             "text.format.schema",
             "nothing",
         ),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format", "a schema is for type 'json_schema'"),
+        ({"text": {"more": [1]}}, "text", "unknown key 'more'"),
+        ({"metadata": {str(each): "" for each in range(17)}}, "metadata", "at most 16 items"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a", "at most 512 characters"),
+        ({"metadata": {"a" * 65: "x"}}, f"metadata.{'a' * 65}", "at most 64 characters"),
     ],
 )
 async def test_what_is_wrong_is_named_as_this_api_does(gateway: Any, asked: dict, param: str, words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 
+from starspec.errors import RequestError
+from starspec.gateway import prompts
 from starspec.gateway.prompts import PromptCodec
-from starspec.gateway.schema import ChatCompletionRequest
+from starspec.gateway.schema import ChatCompletionRequest, FunctionCall, ToolCall
 from starspec.gateway.tool_reader import CallPiece, Pieces, ToolReader
 from starspec.gateway.tools import HERMES, LLAMA, MAX_CALLS, ToolSyntax, ToolUse, syntax_of
 
@@ -43,6 +46,7 @@ WEATHER = {
 }
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 USER = {"role": "user", "content": "hi"}
+MANY_VALUES = '{"a": [' + "1," * 2**18 + "1]}"  # parsing them at once would hold Python's lock too long
 ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": 2}}\n</tool_call>'
 TWO = f'Let me see. \n{ONE}\n<tool_call>{{"name":"clock","arguments":{{}}}}</tool_call>\n'
 JSON_CALLS = ' {"name": "weather", "parameters": {"city": "a; {b}"}}; {"name": "clock", "parameters": {}}'
@@ -102,6 +106,28 @@ def test_any_text_is_read_the_same_however_it_is_cut(text: str, data: st.DataObj
     cut = data.draw(st.integers(0, len(text)))
     for syntax in (HERMES, LLAMA):
         assert read(syntax, [text[:cut], text[cut:]]) == read(syntax, [text])
+
+
+def test_reading_a_long_call_takes_time_in_proportion_to_it() -> None:
+    """Eight times the text takes eight times the time; copying it at each character would take 64 times."""
+
+    def seconds(num_chars: int) -> float:
+        text = '{"name": "f", "parameters": {"a": "' + "x" * num_chars + '"}}'
+        taken = []
+        for _ in range(3):
+            tool_reader, started_s = reader(LLAMA), time.thread_time()
+            tool_reader.feed(text, is_last=True)
+            taken.append(time.thread_time() - started_s)
+        return min(taken)
+
+    assert seconds(400_000) < 24 * seconds(50_000)
+
+
+def test_arguments_of_very_many_values_are_refused_before_they_are_parsed() -> None:
+    call = ToolCall(function=FunctionCall(name="f", arguments=MANY_VALUES))
+    with pytest.raises(RequestError, match=r"arguments has 262145 values; 262144 are allowed") as refused:
+        prompts._template_call(0, 1, call)
+    assert refused.value.param == "messages[0].tool_calls[1].function.arguments"
 
 
 def test_arguments_stream_as_they_come() -> None:
@@ -298,11 +324,24 @@ async def test_a_demanded_call_reaches_the_target_as_a_grammar(able: Any) -> Non
         ),
         (
             {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": MANY_VALUES}}]}
+                ]
+            },
+            "messages",
+        ),
+        (
+            {
                 "tool_choice": "required",
                 "tools": [{"type": "function", "function": {"name": "f", "parameters": {"title": "x" * 70_000}}}],
             },
             "tools",
         ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"title": "x" * 2**20}}}]},
+            "tools",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f", "more": ["x" * 2**20]}}]}, "tools"),
     ],
 )
 async def test_what_is_wrong_with_tools_is_named(able: Any, asked: dict[str, Any], param: str) -> None:
@@ -326,6 +365,20 @@ async def test_what_is_nested_too_deeply_is_named(able: Any, depth: int) -> None
     response = await able.post("/v1/chat/completions", messages=[said])
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith("messages")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("choice", ["required", "auto", "none"])
+async def test_a_schema_of_any_depth_that_json_has_is_answered(able: Any, path: str, choice: str) -> None:
+    for depth in (80, 160, 320, 480, 640, 800, 900, 940, 960, 970, 980, 985, 990):
+        function = {"name": "f", "parameters": "SCHEMA"}
+        of_chat = path == "/v1/chat/completions"
+        tool = {"type": "function", **({"function": function} if of_chat else function)}
+        asked = {"messages": [USER]} if of_chat else {"input": "hi"}
+        schema = '{"items":' * depth + "{}" + "}" * depth
+        body = json.dumps({**asked, "tools": [tool], "tool_choice": choice}).replace('"SCHEMA"', schema)
+        reply = await able.http.post(path, content=body, headers={"content-type": "application/json"})
+        assert reply.status_code in (200, 400), (depth, reply.text)
 
 
 @pytest.mark.parametrize(

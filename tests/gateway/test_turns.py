@@ -21,8 +21,9 @@ from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 from starspec.config import GatewayConfig
 from starspec.errors import ContextTooLong, RequestError
 from starspec.gateway import app as gateway_app
-from starspec.gateway import prompts, recent, stream, token_text
+from starspec.gateway import prompts, recent, stream, token_text, translate
 from starspec.gateway.background import STEPS
+from starspec.gateway.dashboard.feed import StarFeed
 from starspec.gateway.generation import Generation
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.health import HealthRoutes
@@ -252,6 +253,28 @@ async def test_metrics_and_health_are_rendered_once_however_many_ask(
     assert rendered == ["metrics", "health"]
 
 
+async def test_very_many_dashboards_get_a_frame_a_few_at_a_time(target: Any) -> None:
+    feed = StarFeed(Router([target]), None, "toy", shows_text=False)
+    num_told = 0
+
+    async def watch() -> None:
+        nonlocal num_told
+        await feed.next_frame()
+        num_told += 1
+
+    watching = asyncio.gather(*(watch() for _ in range(MANY)))
+    leaving = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    leaving.cancel()
+    feed.look()
+
+    async def all_are_told() -> None:
+        await watching
+
+    assert await busiest_turn(lambda: num_told, all_are_told()) == STEPS
+    assert num_told == MANY
+
+
 def test_what_is_recent_is_made_anew_after_a_while_or_when_it_must_tell_of_a_change() -> None:
     now, made = 0.0, count()
     kept = Recent(lambda: b"%d" % next(made), lambda: now)
@@ -337,6 +360,38 @@ def test_the_stops_of_the_parser_in_strings_are_bounded() -> None:
     assert parse_body(text % (b"\\n" * MAX_BACKSLASHES))["prompt"] == "\n" * MAX_BACKSLASHES
     with pytest.raises(RequestError, match=f"{MAX_BACKSLASHES + 1} backslashes"):
         parse_body(text % (b"\\n" * (MAX_BACKSLASHES + 1)))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "steps"),
+    [
+        ("/v1/completions", {"prompt": "a"}, {translate.Translator: "_params"}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}]},
+            {translate.Translator: "_chat_params", translate.ToolUse: "of"},
+        ),
+        ("/v1/responses", {"input": "a"}, {translate: "as_chat", translate.ToolUse: "of"}),
+    ],
+)
+async def test_what_grows_with_a_body_is_translated_on_another_thread(
+    gateway: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], steps: dict[Any, str]
+) -> None:
+    threads = []
+
+    def noting(work: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return work(*args)
+
+        return noted
+
+    for place, name in steps.items():
+        made = noting(getattr(place, name))
+        monkeypatch.setattr(place, name, staticmethod(made) if name == "of" else made)
+    assert (await gateway.post(path, **body)).status_code == 200
+    assert len(threads) == len(steps)
+    assert all(name.startswith("tokenizer") for name in threads)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

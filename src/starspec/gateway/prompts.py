@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +12,10 @@ from typing import Any, Final, TypeVar
 from starspec.errors import ContextTooLong, RequestError
 from starspec.gateway.chat_template import ChatTemplate
 from starspec.gateway.reasoning import OPENING, Thinking, thinks
+from starspec.gateway.request_body import parse_body
 from starspec.gateway.schema import ChatMessage, ChatPrompt, FunctionTool, ToolCall
 from starspec.gateway.token_text import TokenText
-from starspec.gateway.tools import known, syntax_of
+from starspec.gateway.tools import check_schemas, known, syntax_of
 from starspec.gateway.unsupported import refuse_unsupported_parts
 from starspec.grammars.vocabulary import special_tokens_of
 from starspec.ids import BadWords
@@ -201,9 +201,12 @@ class PromptCodec:
             if (each.reasoning or each.reasoning_content) and not self.thinks:
                 name = f"messages[{index}].{'reasoning' if each.reasoning else 'reasoning_content'}"
                 raise RequestError(f"{name} is not supported: this model does not think aloud, leave it out", name)
+        arguments = "".join(call.function.arguments for each in given for call in each.tool_calls or ())
+        self._check_length(arguments, "messages", max_model_len)  # before they are parsed
         messages = [_template_message(index, each) for index, each in enumerate(given)]
         for message in messages:
             self._check_length(message["content"], "messages", max_model_len)
+        check_schemas(tools or ())
         told = [each.model_dump(exclude_none=True) for each in tools or ()] or None
         text = self._template.render(messages, told, opens, continues, extra)
         self._check_length(text, "messages", max_model_len)
@@ -243,9 +246,9 @@ def _template_call(message: int, index: int, call: ToolCall) -> dict[str, Any]:
     """A call as templates want it: its arguments are an object, not text."""
     name = f"messages[{message}].tool_calls[{index}].function.arguments"
     try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{name} is not valid JSON", name) from error
+        arguments = parse_body((call.function.arguments or "{}").encode(), name)
+    except RequestError as error:
+        raise RequestError(str(error), name) from error
     if not isinstance(arguments, dict):
         raise RequestError(f"{name} must be a JSON object", name)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

@@ -33,7 +33,7 @@ MAX_CONTAINERS: Final = 2**14  # objects and lists
 MAX_KEYS: Final = 256  # of the outermost object
 MAX_BACKSLASHES: Final = 2**20  # in strings: the C parser stops at each, and a megabyte of them takes 20 ms
 SMALL_BYTES: Final = 16 * 1024  # read at once, on the event loop, in a few milliseconds at worst
-NOT_UTF8: Final = "the body is not valid JSON: it must be UTF-8"
+THE_BODY: Final = "the body"
 ROUTES: Final = {"prompt": "/v1/completions", "messages": "/v1/chat/completions"}  # where each of them belongs
 FEW_VALUES: Final = 2**13  # parsed in C in a few milliseconds at worst
 
@@ -113,62 +113,66 @@ def checked(kind: type[T], value: Any, place: Sequence[str | int] = ()) -> T:
         raise _of_validation(error.errors(include_url=False, include_input=False), place) from None
 
 
-def parse_body(body: bytes) -> Any:
-    """Parse a JSON body in UTF-8. A byte order mark in front is ignored, as RFC 8259 permits.
+def parse_body(body: bytes, what: str = THE_BODY) -> Any:
+    """Parse a JSON body in UTF-8, or JSON inside of it. A byte order mark in front is ignored, as RFC 8259 permits.
 
+    Args:
+        what: it is, for the error's sentence.
     Raises: RequestError if the body is not JSON, is not UTF-8, is nested too deeply, has too many values, strings,
         containers or backslashes, or contains an integer of more digits than Python converts (4300, a guard against
         quadratic time); the error then names the parameter that contains the integer.
     """
     body = body.removeprefix(BOM_UTF8)
-    text = _text_of(body)
-    decoder = json.JSONDecoder if _checked_num_values(body) <= FEW_VALUES else _PatientDecoder
+    text = _text_of(body, what)
+    decoder = json.JSONDecoder if _checked_num_values(body, what) <= FEW_VALUES else _PatientDecoder
     try:
         return json.loads(text, cls=decoder)
     except json.JSONDecodeError as error:
-        raise RequestError(f"the body is not valid JSON: {error.msg} (character {error.pos})") from error
+        raise RequestError(f"{what} is not valid JSON: {error.msg} (character {error.pos})") from error
     except RecursionError as error:
-        raise RequestError("the body is nested too deeply") from error
+        raise RequestError(f"{what} is nested too deeply") from error
     except ValueError as error:
         path = _path_to_long_integer(json.loads(text, cls=decoder, parse_int=_integer))
         param = dotted(path or ()) or None
-        raise RequestError(f"{param or 'the body'} has an integer of too many digits", param) from error
+        raise RequestError(f"{param or what} has an integer of too many digits", param) from error
 
 
-def _text_of(body: bytes) -> str:
+def _text_of(body: bytes, what: str) -> str:
     """The text of a body without a byte order mark. json.loads would also take UTF-16 and UTF-32, whose bytes nobody
     counts.
 
     Raises: RequestError if it is not UTF-8.
     """
     if not json.detect_encoding(body).startswith("utf-8"):  # all bytes of ASCII text in UTF-16 are UTF-8, too
-        raise RequestError(NOT_UTF8)
+        raise RequestError(f"{what} is not valid JSON: it must be UTF-8")
     try:
         return body.decode()
     except UnicodeDecodeError as error:
-        raise RequestError(NOT_UTF8) from error
+        raise RequestError(f"{what} is not valid JSON: it must be UTF-8") from error
 
 
-def _checked_num_values(body: bytes) -> int:
+def _checked_num_values(body: bytes, what: str) -> int:
     """The values of a body, nearly. Milliseconds for megabytes.
 
     Raises: RequestError if it has more values, strings, containers or backslashes than a request may have.
     """
     if len(body) <= FEW_VALUES:
         return len(body)
-    _check_number("backslashes", body.count(b"\\"), MAX_BACKSLASHES)
+    _check_number(what, "backslashes", body.count(b"\\"), MAX_BACKSLASHES)
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    _check_number("strings", unescaped.count(b'"') // 2, MAX_STRINGS)
+    _check_number(what, "strings", unescaped.count(b'"') // 2, MAX_STRINGS)
     outside_strings = b"".join(unescaped.split(b'"')[::2])
-    _check_number("objects and lists", outside_strings.count(b"{") + outside_strings.count(b"["), MAX_CONTAINERS)
+    num_containers = outside_strings.count(b"{") + outside_strings.count(b"[")
+    _check_number(what, "objects and lists", num_containers, MAX_CONTAINERS)
     num_values = outside_strings.count(b",") + 1
-    _check_number("values", num_values, MAX_VALUES)
+    _check_number(what, "values", num_values, MAX_VALUES)
     return num_values
 
 
-def _check_number(what: str, number: int, most: int) -> None:
+def _check_number(what: str, parts: str, number: int, most: int) -> None:
     if number > most:
-        raise RequestError(f"the body has {number} {what}; {most} are allowed: send fewer or shorter prompts")
+        advice = ": send fewer or shorter prompts" if what == THE_BODY else ""
+        raise RequestError(f"{what} has {number} {parts}; {most} are allowed{advice}")
 
 
 class _PatientDecoder(json.JSONDecoder):

@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_LOGPROBS
 from starspec.quoting import quoted, shortened
-from starspec.sampling.spec import MAX_BAD_WORDS
+from starspec.sampling.spec import MAX_BAD_WORDS, MAX_END_TOKENS, MAX_LOGIT_BIAS
 from starspec.sampling_params import MAX_STOP_STRINGS
 
 MAX_COUNT: Final = 2**31 - 1  # of a count or a token id
@@ -32,8 +32,7 @@ MAX_PROMPTS: Final = 64  # of one completion request
 MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 1024  # of one message
 MAX_TOOLS: Final = 128
-MAX_STOP_TOKEN_IDS: Final = 1024
-MAX_LOGIT_BIAS: Final = 1024
+MAX_STOP_TOKEN_IDS: Final = MAX_END_TOKENS // 2  # those of the model come besides
 MAX_MISSPELT: Final = 3  # characters by which a misspelt key is longer or shorter: underscores, and one letter
 MIN_MISSPELT: Final = 4  # letters of a key of which one may be wrong
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
@@ -45,7 +44,7 @@ PARTS_OF_ROLES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str) -> str:
     """JSON can contain half a surrogate pair. UTF-8 and tokenizers cannot."""
     try:
         text.encode()
@@ -74,7 +73,7 @@ def switch_or_object(given: Any) -> Any:
     return given
 
 
-Text = Annotated[str, AfterValidator(_encodable)]
+Text = Annotated[str, AfterValidator(encodable)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Limit = Annotated[int, Field(le=MAX_COUNT), AfterValidator(_positive)]
 TokenIds = Annotated[list[Count], Field(fail_fast=True)]  # a body with a million wrong elements gives one error

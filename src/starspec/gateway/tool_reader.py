@@ -155,26 +155,33 @@ class ToolReader:
 class _Call:
     """One call's JSON object, read character by character.
 
+    What has been read is in lists: a text that grows by each character would be copied each time.
+
     Args:
         skipped: text in front of it.
     """
 
     def __init__(self, skipped: str, arguments_key: str) -> None:
-        self.text = skipped  # all of it, so far
+        self._text = [skipped]  # all of it, so far
         self.name: str | None = None
         self.is_over = False
         self.is_told = False
         self._arguments_key = arguments_key
-        self._arguments = ""  # that nobody took yet
+        self._arguments: list[str] = []  # that nobody took yet
         self._has_arguments = False
         self._depth = 0
         self._is_in_string = self._is_escaped = False
         self._key: str | None = None  # whose value is read
-        self._raw = ""  # the key or the value, so far
+        self._raw: list[str] = []  # the key or the value, so far
+
+    @property
+    def text(self) -> str:
+        """All of it, so far."""
+        return "".join(self._text)
 
     def read(self, char: str) -> None:
         """Raises: NotACall."""
-        self.text += char
+        self._text.append(char)
         if self._depth == 0:
             if char == "{":
                 self._depth = 1
@@ -197,7 +204,7 @@ class _Call:
 
     def take_arguments(self) -> str:
         """Those since the last time. An object that ends without arguments has empty ones."""
-        taken, self._arguments = self._arguments, ""
+        taken, self._arguments = "".join(self._arguments), []
         if self.is_over and not self._has_arguments:
             self._has_arguments = True
             return "{}"
@@ -205,15 +212,15 @@ class _Call:
 
     @property
     def _is_string(self) -> bool:
-        return self._raw.startswith('"')
+        return self._raw[:1] == ['"']
 
     def _add(self, char: str) -> None:
         if not self._raw and char.isspace():
             return
-        self._raw += char
+        self._raw.append(char)
         if self._key == self._arguments_key and not self._is_string and not (self._depth == 1 and char.isspace()):
             self._has_arguments = True
-            self._arguments += char
+            self._arguments.append(char)
 
     def _end_part(self, char: str) -> None:
         """A key, a value or the object ends."""
@@ -221,20 +228,20 @@ class _Call:
         if char == ":":
             if self._key is not None:
                 raise NotACall
-            self._key = _string(self._raw)
+            self._key = _string("".join(self._raw))
         elif not is_empty:
             self._end_value()
-        self._raw = ""
+        self._raw = []
         self.is_over = char == "}"
 
     def _end_value(self) -> None:
         if self._key is None or not self._raw:
             raise NotACall
         if self._key == "name":
-            self.name = _string(self._raw)
+            self.name = _string("".join(self._raw))
         elif self._key == self._arguments_key and self._is_string:  # some models write the JSON as a string
             self._has_arguments = True
-            self._arguments = _string(self._raw)
+            self._arguments = [_string("".join(self._raw))]
         self._key = None
 
 

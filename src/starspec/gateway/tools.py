@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from starspec.errors import RequestError
-from starspec.gateway.schema import ChatCompletionRequest, FunctionTool, NamedTool
+from starspec.gateway.schema import ChatCompletionRequest, Function, FunctionTool, NamedTool
 from starspec.quoting import quoted
-from starspec.sampling.grammar import GrammarSpec
+from starspec.sampling.grammar import GrammarSpec, check_size
 from starspec.structured_outputs import StructuredOutputsParams
 
 MAX_CALLS: Final = 16  # of one answer that a grammar demands
+MAX_SCHEMAS: Final = 2**20  # bytes of the schemas of all tools of a request
 SEPARATORS: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 NO_SYNTAX: Final = (
     "this model's chat template has none of the tool syntaxes that this server reads, which are <tool_call> (Hermes, "
@@ -38,7 +39,13 @@ class ToolSyntax:
         Raises: RequestError if it is too long.
         """
         schema = {"anyOf": [self._schema(each) for each in tools], "x-guidance": SEPARATORS}
-        call = f"%json {json.dumps(schema, ensure_ascii=False)}"
+        try:
+            check_size(schema)
+            call = f"%json {json.dumps(schema, ensure_ascii=False)}"
+        except ValueError as error:
+            raise RequestError(f"tools: a demand with their schemas {error}", "tools") from error
+        except RecursionError as error:
+            raise RequestError("tools: their schemas are nested too deeply", "tools") from error
         if not self.opening:  # its templates render one call only
             grammar = f"start: call\ncall: {call}\n"
         else:
@@ -75,6 +82,18 @@ def syntax_of(template: str | None) -> ToolSyntax | None:
     if "ipython" in template and '"parameters"' in template.replace("\\", ""):
         return LLAMA
     return None
+
+
+def check_schemas(tools: Sequence[FunctionTool | Function]) -> None:
+    """Raises: RequestError if the schemas of these tools have more bytes than a request's may have."""
+    parts: list[Any] = [each.model_extra for each in tools]
+    for each in tools:
+        function = each.function if isinstance(each, FunctionTool) else each
+        parts += (function.parameters, function.model_extra)
+    try:
+        check_size(parts, MAX_SCHEMAS)
+    except ValueError as error:
+        raise RequestError(f"tools: what is said of them {error}", "tools") from error
 
 
 def known(syntax: ToolSyntax | None, param: str) -> ToolSyntax:

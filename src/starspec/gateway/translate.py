@@ -31,10 +31,13 @@ from starspec.gateway.unsupported import refuse_unsupported
 from starspec.policy.retry_after import NO_TARGET_S
 from starspec.request_specs import check_context, request_specs
 from starspec.sampling_params import SamplingParams
-from starspec.wire.messages import DraftToVerify
+from starspec.wire.messages import DraftToVerify, RequestSpec
 
 DEFAULT_COMPLETION_TOKENS: Final = 16  # max_tokens of /v1/completions; a chat may fill the context
 MAX_TOKENS_SENT: Final = 2**20  # prompt tokens of all answers of a request, which the targets get one by one
+MAX_SCORES: Final = (
+    2**20
+)  # log-probabilities of these tokens, kept until the reply is written: 0.1 GB, and as much text
 SEEDS: Final = 2**63  # a seed may be any integer; it is taken modulo this
 
 
@@ -73,7 +76,7 @@ class Translator:
         is_only_prompt = bool(request.echo) and limit == 0
         if limit < 1 and not is_only_prompt:
             raise RequestError("max_tokens: must be at least 1", "max_tokens")
-        params = self._params(request, 1 if is_only_prompt else limit, request.logprobs)
+        params = await self._codec.run(self._params, request, 1 if is_only_prompt else limit, request.logprobs)
         given = _several(request.prompt)
         prompts = await self._prompts(request, given, max_model_len)
         limit_param = "max_tokens" if request.max_tokens is not None else None
@@ -96,7 +99,7 @@ class Translator:
         completion = CompletionRequest.model_construct(
             prompt=request.prompt, add_special_tokens=request.add_special_tokens, ignore_eos=True, **sampling
         )
-        params = self._params(completion, 1 + max(draft.tree.depths, default=0), None)
+        params = await self._codec.run(self._params, completion, 1 + max(draft.tree.depths, default=0), None)
         prompts = await self._prompts(completion, [request.prompt], max_model_len)
         made = await self._made(_Asked(completion, params, prompts, "prompt", "draft_token_ids", max_model_len))
         spec = msgspec.structs.replace(made.specs[0], draft=draft, num_draft_tokens=0)
@@ -105,8 +108,8 @@ class Translator:
     async def chat(self, request: ChatCompletionRequest, max_model_len: int | None) -> GenerationRequest:
         """As `completion`."""
         refuse_unsupported(request.model_extra, ChatCompletionRequest.model_fields)
-        tool_use = ToolUse.of(request, self._codec.tool_syntax)
-        params = self._with_markup(self._chat_params(request), tool_use)
+        tool_use = await self._codec.run(ToolUse.of, request, self._codec.tool_syntax)
+        params = self._with_markup(await self._codec.run(self._chat_params, request), tool_use)
         told = request if tool_use is not None else request.model_copy(update={"tools": None})
         prompt = await self._codec.encode_chat(told, max_model_len)
         limit_param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
@@ -133,7 +136,7 @@ class Translator:
         """As `completion`."""
         refuse_unsupported(request.model_extra, ResponsesRequest.model_fields)
         with naming():
-            made = await self.chat(as_chat(request), max_model_len)
+            made = await self.chat(await self._codec.run(as_chat, request), max_model_len)
         return replace(made, prompt_param="input")
 
     async def _predicted(self, prediction: Prediction, max_model_len: int | None) -> TokenIds:
@@ -247,6 +250,7 @@ class Translator:
                 prompt, _within(params, asked.max_model_len - len(prompt)), ends, *speculation, bad_words=bad_words
             )
         )
+        _check_scores(specs, asked.prompt_param)
         return GenerationRequest(
             specs=specs, num_prompts=len(asked.prompts), prompt_param=asked.prompt_param, options=options
         )
@@ -269,6 +273,18 @@ def _several(prompt: Any) -> Sequence[str | TokenIds]:
     """The prompts of a completion request, whose types are checked; a bare string or list of ids is one prompt."""
     is_one = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
     return [prompt] if is_one else prompt
+
+
+def _check_scores(specs: Sequence[RequestSpec], param: str) -> None:
+    """Raises: RequestError if log-probabilities of prompts would take too much memory."""
+    scored = (each for each in specs if each.prompt_logprobs is not None)
+    num_scores = sum(len(each.prompt_token_ids) * (1 + (each.prompt_logprobs or 0)) for each in scored)
+    if num_scores > MAX_SCORES:
+        raise RequestError(
+            f"{param}: {num_scores} log-probabilities of prompts are asked for, more than the {MAX_SCORES} that one "
+            "request may have: ask for fewer of them, or for fewer answers at a time",
+            param,
+        )
 
 
 def _check_room(num_prompt_tokens: int, asked: _Asked, max_model_len: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 GrammarKind = Literal["json", "regex", "choice", "grammar"]
 
@@ -26,3 +27,24 @@ class GrammarSpec:
         num_bytes = len(self.text.encode())
         if num_bytes > MAX_GRAMMAR_BYTES:
             raise ValueError(f"has {num_bytes} bytes; {MAX_GRAMMAR_BYTES} are allowed")
+
+
+def check_size(value: Any, most: int = MAX_GRAMMAR_BYTES) -> None:
+    """Check whether the JSON of a value can be so short, before it is written: that holds Python's lock to its end.
+
+    Args:
+        most: bytes.
+    Raises: ValueError.
+    """
+    num_bytes, left = 0, [value]
+    while left:
+        each = left.pop()
+        num_bytes += 1
+        if isinstance(each, str):
+            num_bytes += len(each)
+        elif isinstance(each, Mapping):
+            left += [*each.keys(), *each.values()]
+        elif isinstance(each, Sequence):
+            left += each
+        if num_bytes > most:
+            raise ValueError(f"has more than the {most} bytes that are allowed")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from starspec import __version__
+from starspec.gateway.background import STEPS
 from starspec.gateway.dashboard.finished import FinishedRequests
 from starspec.gateway.hub_status import HubStatusPoller
 from starspec.gateway.routed_target import RoutedTarget
@@ -59,9 +60,7 @@ class StarFeed:
         self._recorder = Recorder()
         self._events: deque[EventView] = deque(maxlen=NUM_EVENTS)
         self._last: StarView | None = None
-        self._num_watching = 0
-        self._frame = b""
-        self._has_changed = asyncio.Event()
+        self._watching: list[asyncio.Future[bytes]] = []  # for the next frame; done: they have left
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -76,19 +75,15 @@ class StarFeed:
             self._events.extendleft(changes(self._last, view))
         self._last = view
         self._recorder.add(view)
-        if self._num_watching:
-            self._frame = msgspec.json.encode(self._view())  # with the events of now
-        self._has_changed.set()
-        self._has_changed = asyncio.Event()
+        watching, self._watching = [each for each in self._watching if not each.done()], []
+        if watching:
+            _hand_out(msgspec.json.encode(self._view()), watching)  # with the events of now
 
     async def next_frame(self) -> bytes:
         """The next view, as JSON; within LOOK_S. Frames that come while the caller is busy are lost for it."""
-        self._num_watching += 1
-        try:
-            await self._has_changed.wait()
-        finally:
-            self._num_watching -= 1
-        return self._frame
+        frame: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._watching.append(frame)
+        return await frame
 
     def whole(self) -> bytes:
         """The view and its history, as JSON."""
@@ -107,6 +102,15 @@ class StarFeed:
             requests=self.requests.latest,
             events=list(self._events),
         )
+
+
+def _hand_out(frame: bytes, watching: Sequence[asyncio.Future[bytes]]) -> None:
+    """Give a frame to a few now, and to a few in each further turn of the event loop: sending takes time."""
+    for each in watching[:STEPS]:
+        if not each.done():
+            each.set_result(frame)
+    if rest := watching[STEPS:]:
+        asyncio.get_running_loop().call_soon(_hand_out, frame, rest)
 
 
 def _target_view(routed: RoutedTarget) -> TargetView:

@@ -32,6 +32,7 @@ from starspec.gateway.schema import (
     NamedTool,
     ToolCall,
 )
+from starspec.gateway.tools import check_schemas
 from starspec.quoting import quoted
 
 SAME: Final = (
@@ -53,7 +54,8 @@ PART_OF_A_MESSAGE: Final = re.compile(r"messages\[\d+\]\.")  # messages are not 
 
 
 def as_chat(request: ResponsesRequest) -> ChatCompletionRequest:
-    """The chat. Raises: RequestError that names the item at fault."""
+    """The chat. Raises: RequestError that names what is at fault."""
+    check_schemas(request.tools or ())
     return ChatCompletionRequest.model_construct(
         messages=_messages(request),
         max_completion_tokens=request.max_output_tokens,

@@ -18,6 +18,7 @@ from starspec.gateway.schema import (
     Limit,
     Spelled,
     Text,
+    encodable,
     known_role,
     switch_or_object,
 )
@@ -107,6 +108,13 @@ class TextFormat(Known):
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
+    @model_validator(mode="after")
+    def _only_a_json_schema_has_one(self) -> Self:
+        """The response would repeat it, however long it is; that of a `json_schema` has a limit."""
+        if self.schema_ is not None and self.type != "json_schema":
+            raise ValueError("a schema is for type 'json_schema': ask for that type, or leave the schema out")
+        return self
+
 
 class TextConfig(Known):
     format: TextFormat | None = None
@@ -115,6 +123,15 @@ class TextConfig(Known):
 
 class ResponseStreamOptions(Known):
     include_obfuscation: Literal[False] | None = None
+
+
+Metadata = Annotated[  # the limits are OpenAI's
+    dict[
+        Annotated[str, Field(max_length=64), AfterValidator(encodable)],
+        Annotated[str, Field(max_length=512), AfterValidator(encodable)],
+    ],
+    Field(max_length=16),
+]
 
 
 class ResponsesRequest(DrawFields):
@@ -128,7 +145,7 @@ class ResponsesRequest(DrawFields):
     include_reasoning: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    metadata: dict[str, str] | None = None  # comes back with the response
+    metadata: Metadata | None = None  # comes back with the response
     chat_template_kwargs: dict[str, Any] | None = None
     speculative: Annotated[bool | dict[str, Any] | None, BeforeValidator(switch_or_object)] = None
     user: str | None = None  # accepted for compatibility and not used
