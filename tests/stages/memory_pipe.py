@@ -10,9 +10,11 @@ from starspec.models.runner import Stage
 from starspec.stages.frames import Frame
 from starspec.stages.worker import StageWorker
 from starspec.wire.codec import Decoder, encode
-from starspec.wire.messages import CoordinatorToStage, StageToCoordinator
+from starspec.wire.messages import Attached, CoordinatorToStage, StageToCoordinator
+from starspec.wire.stage_session import StageState
 
 COORDINATOR = -1
+SILENCE_S = 2.0  # after which a stage says that the next one is gone
 Link = tuple[str, int, int]
 """Kind, sender, receiver."""
 
@@ -35,6 +37,7 @@ class MemoryPipe:
         self.killed: set[int] = set()
         self.paused: set[int] = set()
         self.cut: set[int] = set()  # stages that nothing reaches or leaves
+        self.cut_links: set[tuple[int, int]] = set()  # from a stage to the next one
         self._delay = delay
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -75,6 +78,28 @@ class MemoryPipe:
             self._held = [each for each in self._held if stage not in each[0][1:]]
         self._release()
 
+    def cut_link(self, near: int, far: int) -> None:
+        """The nearer stage notices it later, unless it is attached anew meanwhile; then it does not answer that."""
+        self.cut_links.add((near, far))
+        session = self.workers[near].session
+        epoch = session.pipe_epoch
+
+        def notice() -> None:
+            is_same = session is self.workers[near].session and session.pipe_epoch == epoch
+            is_well = near not in self.killed | self.paused and session.state is StageState.ATTACHED
+            if is_same and is_well and (near, far) in self.cut_links and self._next_of(near) == far:
+                self._answer(near, session.break_off(epoch, f"the stage at {self.names[far]} is gone"))
+
+        heapq.heappush(self._events, (self.now + SILENCE_S, next(self._numbers), notice))
+
+    def heal_link(self, near: int, far: int) -> None:
+        self.cut_links.discard((near, far))
+        self._release()
+
+    def _next_of(self, stage: int) -> int | None:
+        following = self.workers[stage].session.next
+        return self.names.index(following) if following else None
+
     def _release(self) -> None:
         held, self._held = self._held, []
         for link, arrive in held:
@@ -87,7 +112,10 @@ class MemoryPipe:
 
         def arrive() -> None:
             answer = self.workers[stage].control(self._to_stage.decode(frame))
-            if answer is not None:
+            following = self._next_of(stage)
+            if isinstance(answer, Attached) and (stage, following) in self.cut_links:
+                self._held.append((("answer", stage, following), lambda: self._answer(stage, answer)))
+            elif answer is not None:
                 self._answer(stage, answer)
 
         self._at(("control", COORDINATOR, stage), arrive)
@@ -144,7 +172,8 @@ class MemoryPipe:
     def _at(self, link: Link, arrive: Callable[[], None]) -> None:
         def arrive_unless_held() -> None:
             _, sender, receiver = link
-            if {sender, receiver} & self.cut or receiver in self.paused:
+            is_cut = (sender, receiver) in self.cut_links or {sender, receiver} & self.cut
+            if is_cut or receiver in self.paused:
                 self._held.append((link, arrive))
             elif receiver not in self.killed:
                 arrive()

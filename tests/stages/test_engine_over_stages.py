@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -222,6 +223,58 @@ def test_a_spare_of_another_model_takes_no_position() -> None:
     assert {reason for reason, _ in target.ends.values()} == {"abort"}
 
 
+def chain(target: Target) -> list[str]:
+    return [each.endpoint for each in target.verifier.pipe.stages if each.index is not None]
+
+
+@pytest.mark.parametrize(
+    ("links", "after"),
+    [
+        ([(0, 1)], ["s0", "s4", "s2"]),  # the farther stage has a spare
+        ([(1, 2)], ["s0", "s4", "s2"]),  # only the nearer one has
+        ([(0, 1), (0, 4)], ["s3", "s1", "s2"]),  # nothing leaves the nearer one
+    ],
+)
+def test_if_a_link_between_two_stages_stays_cut_a_spare_goes_round_it_with_the_same_tokens(
+    links: list[tuple[int, int]], after: list[str]
+) -> None:
+    target = begun(Target(num_spares=2))
+    cut_s = target.pipe.now
+    for each in links:
+        target.pipe.cut_link(*each)
+    while chain(target) != after or not target.verifier.depth:
+        target.step()
+    assert target.pipe.now - cut_s < 2.0 + 2.5 * len(links)  # seen, and one attempt with each link
+    target.run()
+    assert target.got == target.expected
+    assert {reason for reason, _ in target.ends.values()} == {"length"}
+
+
+def test_if_a_link_between_two_stages_is_whole_again_soon_no_spare_is_taken() -> None:
+    target = begun(Target(num_spares=2))
+    cut_s = target.pipe.now
+    target.pipe.cut_link(0, 1)
+    while target.pipe.now - cut_s < 3.0:
+        target.step()
+    assert target.verifier.num_losses == 1
+    target.pipe.heal_link(0, 1)
+    target.run()
+    assert (target.got, chain(target)) == (target.expected, ["s0", "s1", "s2"])
+
+
+def test_without_a_way_round_a_link_requests_end_and_say_which_it_is_until_it_is_whole_again() -> None:
+    target = begun(Target(num_spares=1))
+    target.pipe.cut_link(1, 2)
+    target.run(seconds=WAIT_S + 5.0)
+    why = "stage s1 does not reach stage s2; no other stage took its place within 10 s"
+    assert target.ends == dict.fromkeys(("a", "b"), ("abort", why))
+    target.pipe.heal_link(1, 2)
+    target.idle(5.0)
+    target.submit("late", PROMPT, GREEDY, 5)
+    target.run()
+    assert target.got["late"] == target.expected["late"]
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_any_faults_at_any_time_change_no_token(seed: int) -> None:
     rng = random.Random(seed)
@@ -233,13 +286,15 @@ def test_any_faults_at_any_time_change_no_token(seed: int) -> None:
             target.submit(f"r{number}", prompt, rng.choice((GREEDY, COUNTING)), rng.randint(1, 12))
         for _ in range(rng.randrange(12)):
             target.step()
-        stage = rng.randrange(len(pipe.workers))
-        rng.choice((pipe.kill, pipe.pause, pipe.cut.add, pipe.restart))(stage)
+        stage, other = rng.randrange(len(pipe.workers)), rng.randrange(len(pipe.workers))
+        cut_link = partial(pipe.cut_link, other)
+        rng.choice((pipe.kill, pipe.pause, pipe.cut.add, cut_link, pipe.restart))(stage)
         if rng.random() < 0.5:
             for _ in range(rng.randrange(200)):
                 target.step()
         for each in range(len(pipe.workers)):
             pipe.heal(each, are_frames_lost=rng.random() < 0.5)
+            pipe.heal_link(other, each)
             pipe.resume(each)
             if each in pipe.killed and rng.random() < 0.8:
                 pipe.restart(each)

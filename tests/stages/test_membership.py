@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from starspec.ids import PipeEpoch, TargetId
+from starspec.policy.stage_liveness import FIRST_ROUND_TRIP_S
 from starspec.stages.attach import Pipe
-from starspec.stages.membership import Membership, StageTimes
-from starspec.wire.messages import Attach, Attached, Gap, Refused
+from starspec.stages.membership import LINKING_ROUND_TRIPS, Membership, StageTimes
+from starspec.wire.messages import Alive, Attach, Attached, Beat, Gap, Refused
 from starspec.wire.stage_news import Broken
 
 TIMES = StageTimes(seen_within_s=2.0, wait_s=10.0)
@@ -53,6 +54,35 @@ def test_a_connection_that_breaks_while_stages_are_attached_ends_the_attempt() -
     members.hear(LAST, stage(1, members.epoch), 0.3)
     assert not members.judge(0.3)
     assert members.reason == "the connection to stage first broke"
+
+
+def without_link() -> Membership:
+    """As `broken`. The first stage is attached, answers beats, and does not get to the last one in time."""
+    members = broken()
+    members.hear(SPARE, stage(1, 1), 0.2)
+    members.hear(LAST, stage(1, members.epoch), 0.2)
+    assert (FIRST, Beat(members.epoch, 0.4)) in members.due(0.4)
+    members.hear(FIRST, Alive(members.epoch, 0.4), 0.5)
+    linked_s = 0.1 + TIMES.seen_within_s + LINKING_ROUND_TRIPS * FIRST_ROUND_TRIP_S
+    members.judge(linked_s - 0.1)
+    assert not any(isinstance(message, Attach) for index, message in members.due(linked_s - 0.1) if index == FIRST)
+    assert not members.judge(linked_s)
+    assert members.reason == "stage first does not reach stage last"
+    return members
+
+
+def test_a_stage_that_lives_and_does_not_reach_the_next_one_is_kept_and_a_spare_is_the_next_one() -> None:
+    members = without_link()
+    attached = {index: message for index, message in members.due(30.0) if isinstance(message, Attach)}
+    assert attached[FIRST].next == "spare"
+    assert attached[SPARE].pipe_epoch == attached[FIRST].pipe_epoch == members.epoch
+
+
+def test_a_link_that_was_cut_is_tried_again_where_there_is_no_way_round_it() -> None:
+    members = without_link()
+    members.hear(SPARE, Broken(), 30.0)
+    attached = {index: message for index, message in members.due(30.0) if isinstance(message, Attach)}
+    assert attached[FIRST].next == "last"
 
 
 def test_a_spare_that_refuses_does_not_end_an_attempt_without_it() -> None:

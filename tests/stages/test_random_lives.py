@@ -37,7 +37,7 @@ class Life:
         self.num_stages = self.rng.choice((2, 2, 3, 4))
         self.num_faults = 0
         runners = toy_stages(self.num_stages, 3)
-        spares = toy_stages(self.num_stages, 3)[: self.rng.choice((0, 0, 1))]
+        spares = self.rng.sample(toy_stages(self.num_stages, 3), self.rng.choice((0, 0, 1)))
         slow_s = self.rng.choice((0.0, 0.1, 0.1, 3.0))
         self.pipe = MemoryPipe([*runners, *spares], lambda: self.rng.random() * slow_s)
         self.expected: dict[int, list[int]] = {}
@@ -91,7 +91,7 @@ class Life:
     def break_something(self) -> None:
         self.num_faults += 1
         stage = self.rng.randrange(len(self.pipe.workers))
-        match self.rng.randrange(5):
+        match self.rng.randrange(6):
             case 0:
                 self.pipe.lose_next = stage
             case 1:
@@ -102,9 +102,13 @@ class Life:
                 self.pipe.pause(stage)
             case 4:
                 self.pipe.cut.add(stage)
+            case 5:
+                self.pipe.cut_link(stage, self.rng.randrange(len(self.pipe.workers)))
 
     def mend(self) -> None:
         """What is paused or cut off goes on; what was killed starts again, unless it is the last fault of this life."""
+        for link in list(self.pipe.cut_links):
+            self.pipe.heal_link(*link)
         for stage in list(self.pipe.cut):
             self.pipe.heal(stage, are_frames_lost=self.rng.random() < 0.5)
         for stage in list(self.pipe.paused):

@@ -296,6 +296,24 @@ def test_a_cut_between_two_stages_is_seen_as_soon_as_a_silent_stage() -> None:
     assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 40)
 
 
+def test_a_spare_goes_round_a_link_between_two_stages_that_stays_cut() -> None:
+    first, last = toy_stages(2)
+    with ExitStack() as stack:
+        [behind] = stack.enter_context(serving([last]))
+        lab = stack.enter_context(LabThread(LabLink(to=behind.address, listen="0")))
+        [before] = stack.enter_context(serving([first], next=lab.endpoint(), silence_s=0.5))
+        [spare] = stack.enter_context(serving(toy_stages(2)[:1]))
+        endpoints, others = addresses([before, behind]), addresses([spare])
+        verifier = stack.enter_context(pipe_of(endpoints, spares=others, times=IMPATIENT))
+        driver = Driver(verifier, no_draft)
+        sequence = driver.begin(PROMPTS[0], LAW, 40)
+        driver.poll(0.1)
+        lab.partition()
+        driver.decode_all()
+        assert [each.endpoint for each in verifier.pipe.stages[:2]] == addresses([spare, behind])
+    assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 40)
+
+
 class SlowStage(ToyStage):
     """It computes for longer than a stage may be silent."""
 

@@ -7,12 +7,17 @@
 A *position* is a range of layers. It belongs to the stage that the operator names for it. If that one is gone, a spare
 with the same layers of the same model takes it, and the one that comes back is a spare then. All stages are attached
 anew for each change, so that they all have empty rows.
+
+A stage answers an `Attach` once it has a connection to the next one. One that answers beats meanwhile, and does not
+have it in time, is not gone: the link between the two is cut. Then the next attempt is made without this link, if
+spares allow that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import fsum, inf
 from typing import Final
 
@@ -36,6 +41,7 @@ from starspec.wire.stage_news import Broken, FromStage
 Addressed = tuple[int, CoordinatorToStage]
 """A message, and the member that gets it."""
 PROBE_S: Final = 0.5  # between two attempts to find a process that is gone
+LINKING_ROUND_TRIPS: Final = 4  # that a connection between two stages takes, keys included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +103,22 @@ class _Attempt:
 
     epoch: PipeEpoch
     chain: tuple[int, ...]
-    end_s: float
+    end_s: float  # who has not answered anything is dead
+    linked_s: float  # who is alive and has not answered lacks its connection to the next one
+    beaten_s: float  # when those that have not answered were last asked for a sign of life
     answers: set[int] = field(default_factory=set)  # members that are attached
+    alive: set[int] = field(default_factory=set)  # members that answered beats
+
+    def ends_s(self, index: int) -> float:
+        """When a member must have answered."""
+        return self.linked_s if index in self.alive else self.end_s
+
+    def link_behind(self, index: int) -> tuple[int, int] | None:
+        """The link that an unanswering member lacks; None if it is dead itself, or the next one is."""
+        following = dict(pairwise(self.chain)).get(index)
+        if following is None or index not in self.alive or following not in self.alive | self.answers:
+            return None
+        return index, following
 
 
 class Membership:
@@ -114,12 +134,14 @@ class Membership:
     def __init__(self, pipe: Pipe, spares: Sequence[str], times: StageTimes, now: float) -> None:
         self.members = [Member(name) for name in (*pipe.names, *spares)]
         self.chain = tuple(range(len(pipe.names)))  # the member in each position
-        self.pipe_epoch = self.epoch = pipe.epoch  # of the pipe as it came up last; and the highest that was tried
+        self.pipe_epoch = pipe.epoch  # of the pipe as it came up last
+        self.epoch = PipeEpoch(pipe.epoch + 1)  # the highest that was tried; no late traversal has that of a probe
         self.reason: str | None = None  # why the pipe is down; None = it is up
         self.has_given_up = False
         self._pipe = pipe
         self._times = times
         self._attempt: _Attempt | None = None
+        self._cut: set[tuple[int, int]] = set()  # links that were not there in the last attempts with them
         self._down_s = inf
         self._heard_s = now  # when messages were last taken in
         for member, what in zip(self.members, pipe.stages, strict=False):
@@ -162,6 +184,8 @@ class Membership:
                 self._attached(index, message, now)
             case Alive(sent_s=sent_s) if member.liveness is not None:
                 member.liveness.note_answer(sent_s, now)
+            case Alive(pipe_epoch=epoch) if self._attempt is not None and epoch == self._attempt.epoch:
+                self._attempt.alive.add(index)
             case Outdated(pipe_epoch=epoch):
                 self.epoch = max(self.epoch, PipeEpoch(epoch + 1))
                 if self._attempt is not None and index in self._attempt.chain and epoch >= self._attempt.epoch:
@@ -194,6 +218,7 @@ class Membership:
     def due(self, now: float) -> list[Addressed]:
         """What is to be sent now."""
         messages = [] if self.is_up or self._attempt is not None else self._try(now)
+        messages += self._beats_of_attempt(now)
         for index, member in enumerate(self.members):
             is_asked = self._attempt is not None and index in self._attempt.chain
             if member.liveness is not None and member.what is not None and member.liveness.is_beat_due(now):
@@ -209,27 +234,44 @@ class Membership:
         if chain is None:
             return []
         self.epoch = PipeEpoch(self.epoch + 1)
-        waits_s = [self.members[index].round_trip_s for index in chain]
-        self._attempt = _Attempt(self.epoch, chain, now + self._times.seen_within_s + max(waits_s))
+        wait_s, end_s = max(self.members[index].round_trip_s for index in chain), now + self._times.seen_within_s
+        self._attempt = _Attempt(self.epoch, chain, end_s + wait_s, end_s + LINKING_ROUND_TRIPS * wait_s, now)
         nexts = [*(self.members[index].name for index in chain[1:]), ""]
         pairs = zip(chain, nexts, strict=True)
         return [(index, self._attach(self.members[index], self.epoch, after, now)) for index, after in pairs]
 
+    def _beats_of_attempt(self, now: float) -> list[Addressed]:
+        """Whoever lives answers these before it has its connection to the next one."""
+        attempt = self._attempt
+        if attempt is None or now - attempt.beaten_s < self._times.beat_s:
+            return []
+        attempt.beaten_s = now
+        return [(index, Beat(attempt.epoch, now)) for index in attempt.chain if index not in attempt.answers]
+
     def _choose(self) -> tuple[int, ...] | None:
-        """A member for each position: the one that has it, the one that it belongs to, or another. None: it lacks."""
-        chosen: list[int] = []
-        for position, wanted in enumerate(self._pipe.stages):
-            order = (self.chain[position], position, *range(len(self._pipe.stages), len(self.members)))
-            fitting = (
-                index
-                for index in order
-                if index not in chosen and self.members[index].is_there and self.members[index].fits(wanted, self._pipe)
-            )
-            found = next(fitting, None)
-            if found is None:
-                return None
-            chosen.append(found)
-        return tuple(chosen)
+        """A member for each position: the one that has it, the one that it belongs to, or another. None: it lacks.
+
+        Effects: if there is none without a link that was cut, all links may be whole again.
+        """
+        chain = self._chain_from(())
+        if chain is None and self._cut:
+            self._cut.clear()
+            chain = self._chain_from(())
+        return chain
+
+    def _chain_from(self, begun: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The best chain that begins so."""
+        position = len(begun)
+        if position == len(self._pipe.stages):
+            return begun
+        wanted = self._pipe.stages[position]
+        for index in (self.chain[position], position, *range(len(self._pipe.stages), len(self.members))):
+            member, is_cut = self.members[index], bool(begun) and (begun[-1], index) in self._cut
+            if index not in begun and not is_cut and member.is_there and member.fits(wanted, self._pipe):
+                chain = self._chain_from((*begun, index))
+                if chain is not None:
+                    return chain
+        return None
 
     def _attach(self, member: Member, epoch: PipeEpoch, after: str, now: float) -> Attach:
         member.leave()
@@ -251,11 +293,12 @@ class Membership:
         if attempt is None:
             return False
         missing = [index for index in attempt.chain if index not in attempt.answers]
-        if missing and now < attempt.end_s:
+        late = [index for index in missing if now >= attempt.ends_s(index)]
+        if missing and not late:
             return False
         self._attempt = None
-        for index in missing:
-            self.members[index].lose()
+        for index in late:
+            self._miss(attempt, index)
         pairs = zip((self.members[index] for index in attempt.chain), self._pipe.stages, strict=True)
         changed = [each.name for each, wanted in pairs if not each.fits(wanted, self._pipe)]
         if missing:
@@ -264,8 +307,19 @@ class Membership:
             self._fail(f"stage {', '.join(changed)} is not what it was before")
             return False
         self.chain, self.pipe_epoch = attempt.chain, attempt.epoch
+        self.epoch = max(self.epoch, PipeEpoch(attempt.epoch + 1))
         self.reason, self._down_s, self.has_given_up = None, inf, False
         return True
+
+    def _miss(self, attempt: _Attempt, index: int) -> None:
+        """A member has not answered in time: it is dead, or its link to the next one is cut."""
+        link = attempt.link_behind(index)
+        if link is None:
+            self.members[index].lose()
+        else:
+            self._cut.add(link)
+            near, far = (self.members[each].name for each in link)
+            self.reason = f"stage {near} does not reach stage {far}"
 
     def _break(self, index: int, now: float) -> None:
         """What was sent to it may be lost, and others may take its place at once."""
