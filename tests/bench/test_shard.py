@@ -70,11 +70,11 @@ def test_synchronous_rounds_gain_what_a_traversal_saves(ratios: dict[str, float]
 def test_windows_in_flight_gain_but_no_more_than_their_bound(ratios: dict[str, float]) -> None:
     """One chain does not hide refusals: 1.5x over the best synchronous rounds is out of reach.
 
-    Four sequences in one forward are hard to beat, and easy if each waits for the others.
+    Four sequences in one forward share each traversal already, so there is little left to gain.
     """
     assert 0.98 < ratios["in_flight_vs_sync_1_virtual"] < 1.15 * ratios["in_flight_vs_sync_1_bound"]
     assert ratios["in_flight_vs_sync_1_of_4_virtual"] > 1.2
-    assert ratios["in_flight_vs_sync_4_virtual"] > 0.95
+    assert ratios["in_flight_vs_sync_4_virtual"] > 1.0
     assert ratios["in_flight_vs_sync_4_one_by_one_virtual"] > 2.5
 
 

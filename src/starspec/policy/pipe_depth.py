@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from math import ceil, fsum
+from math import fsum, sqrt
 from typing import Final, NamedTuple
 
 from starspec.policy.estimators import DecayedMean
@@ -16,6 +16,8 @@ from starspec.policy.traversal import Pipeline, StageTime, expected_tokens
 
 MIN_GAIN: Final = 1.05  # of windows in flight over the best synchronous rounds, as they cost computing; else depth 1
 MAX_DEPTH: Final = 32  # windows of one sequence
+DEPTHS: Final = (2, 3, 4, 6, 8, 12, 16, 24, MAX_DEPTH)  # that are tried
+NEAR_BEST: Final = 0.99  # of the best speed: the least depth that comes so near, since what is refused costs computing
 MAX_ROUNDS: Final = 4  # each has its share of the sequences, and drafts for few cost a hub as much as for many
 NUM_RECENT: Final = 32  # traversals
 WEIGHT: Final = 1 / 16  # of the newest stage times
@@ -26,7 +28,6 @@ class PipePlan(NamedTuple):
 
     num_draft_tokens: int  # of a window
     depth: int  # windows in flight; 1 = each round waits for the one before
-    interval_s: float = 0.0  # between two launches of windows that stand on one another; faster ones would only queue
 
 
 ONE_WINDOW: Final = PipePlan(0, 1)
@@ -58,33 +59,69 @@ def plan_windows(
     """
     if not pipeline.bottleneck_s(1):
         return PipePlan(min(1, max_draft_tokens), 1)
-    lengths = range(max_draft_tokens + 1)
-    synchronous = max(_synchronous(pipeline, alpha, draft_s, ask_s, each) for each in lengths)
-    if max_depth == 1:
+    lengths = [_Length.of(pipeline, alpha, draft_s, ask_s, num) for num in range(max_draft_tokens + 1)]
+    synchronous = max(each.in_flight(1, 1) for each in lengths)
+    depths = [each for each in DEPTHS if each <= max_depth]
+    ahead = [each.in_flight(depth, num_sequences) for each in lengths for depth in depths]
+    best = max((each.tokens_per_s for each in ahead), default=0.0)
+    if best < MIN_GAIN * synchronous.tokens_per_s:
         return synchronous.plan
-    ahead = max(_in_flight(pipeline, alpha, draft_s, ask_s, each, max_depth, num_sequences) for each in lengths)
-    return (ahead if ahead.tokens_per_s >= MIN_GAIN * synchronous.tokens_per_s else synchronous).plan
+    return min(
+        (each for each in ahead if each.tokens_per_s >= NEAR_BEST * best),
+        key=lambda each: (each.plan.depth, -each.tokens_per_s),
+    ).plan
 
 
 class _Candidate(NamedTuple):
-    tokens_per_s: float
+    tokens_per_s: float  # of one sequence
     plan: PipePlan
 
 
-def _synchronous(pipeline: Pipeline, alpha: float, draft_s: float, ask_s: float, num: int) -> _Candidate:
-    drafting_s = num * draft_s + ask_s if num else 0.0
-    return _Candidate(pipeline.tokens_per_s(alpha, num, 1, drafting_s), PipePlan(num, 1))
+class _Length(NamedTuple):
+    """What windows with so many draft tokens take and bring."""
 
+    num: int
+    tokens: float  # of a window that stands on true tokens
+    goes_on: float  # probability that the next window is of use: all of this one is accepted, and the guess is right
+    compute_s: float  # of the slowest stage
+    round_s: float  # from a refusal to the verdict of the next window
+    apart_s: float  # between two windows that stand on one another
 
-def _in_flight(
-    pipeline: Pipeline, alpha: float, draft_s: float, ask_s: float, num: int, max_depth: int, num_sequences: int
-) -> _Candidate:
-    interval_s = max(num_sequences * pipeline.bottleneck_s(num + 1), (num + 1) * draft_s + ask_s)
-    round_s = pipeline.round_s(num, num * draft_s + ask_s)
-    depth = max(1, min(max_depth, ceil(round_s / interval_s - 1e-9)))
-    goes_on = alpha ** (num + 1)
-    a_window_s = goes_on * max(interval_s, round_s / depth) + (1.0 - goes_on) * round_s
-    return _Candidate(expected_tokens(alpha, num) / a_window_s, PipePlan(num, depth, interval_s))
+    @classmethod
+    def of(cls, pipeline: Pipeline, alpha: float, draft_s: float, ask_s: float, num: int) -> _Length:
+        compute_s = pipeline.bottleneck_s(num + 1)
+        return cls(
+            num=num,
+            tokens=expected_tokens(alpha, num),
+            goes_on=alpha ** (num + 1),
+            compute_s=compute_s,
+            round_s=pipeline.round_s(num, num * draft_s + ask_s if num else 0.0),
+            apart_s=max(compute_s, (num + 1) * draft_s + ask_s),
+        )
+
+    def in_flight(self, depth: int, num_sequences: int) -> _Candidate:
+        """With so many windows of each sequence in flight.
+
+        A run begins behind a refusal, and ends with the next one. Its first `depth` windows leave one behind the other,
+        and each later one when the window that is `depth` before it has landed.
+        """
+        round_s = self._among_others_s(depth, num_sequences)
+        again_s = max(self.apart_s, round_s - (depth - 1) * self.apart_s)
+        all_go_on = self.goes_on**depth
+        close_s = self.apart_s * (self.goes_on - all_go_on) / (1.0 - self.goes_on)
+        run_s = round_s + (close_s + all_go_on * again_s) / (1.0 - all_go_on)
+        tokens_of_run = self.tokens / (1.0 - self.goes_on)
+        return _Candidate(tokens_of_run / run_s, PipePlan(self.num, depth))
+
+    def _among_others_s(self, depth: int, num_sequences: int) -> float:
+        """A round while others have so many windows in flight. These come at any time, and queue at the slowest stage.
+
+        The wait is that of an M/D/1 queue whose arrivals are as often as windows travel. All windows count: those on
+        refused tokens are often computed before anybody knows.
+        """
+        others_s = (num_sequences - 1) * depth * self.compute_s
+        apart = sqrt((self.round_s - others_s) ** 2 + 2.0 * others_s * self.compute_s)
+        return max((self.round_s + others_s + apart) / 2.0, num_sequences * depth * self.compute_s)
 
 
 class PipeTimes:

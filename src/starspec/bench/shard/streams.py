@@ -120,7 +120,7 @@ class Streams:
         self._in_flight[self._verifier.launch(windows)] = flights
         for flight in flights:
             flight.stream.flights.append(flight)
-            flight.stream.ready_s = self._clock() + max(plan.interval_s, self._draft_s * len(flight.token_ids))
+            flight.stream.ready_s = self._clock() + self._draft_s * len(flight.token_ids)
 
     def _guess(self, row: int, position: int) -> int:
         truth = true_token(position)
