@@ -68,7 +68,7 @@ ARROWS = {
     "llm": ENGINE | {"windows", "engine", "local_star", "inputs", "outputs"},
     "harness": SERVERS | {"llm", "local_star", "__init__"},
     "bench": SERVERS | {"stages", "lab", "harness", "llm", "local_star", "__init__"},
-    "doctor": ENGINE | {"hub", "engine", "local_star", "harness", "integrations"},
+    "doctor": ENGINE | {"hub", "engine", "stages", "local_star", "harness", "integrations"},
     "train": ENGINE | {"llm", "harness"},
     "cli": SERVERS | {"lab", "llm", "local_star", "harness", "bench", "doctor", "train", "__init__"},
     "__init__": {"config", "sampling_params", "structured_outputs", "outputs", "llm"},

@@ -403,6 +403,10 @@ MISTAKES = {
     ),
     "a pair without a target": (("doctor", "--draft", "x"), "--target is missing: the doctor examines a target"),
     "a pair of nothing": (("doctor",), "--target and --draft are missing: the doctor examines a target"),
+    "a vLLM server in stages": (
+        ("doctor", "--vllm", "http://127.0.0.1:1", "--draft", "x", "--stages", "2"),
+        "no --tree-report is of a vLLM server, and it has no --stages",
+    ),
     "a file that would not be written": (
         ("doctor", "--vllm", "http://127.0.0.1:1", "--json", "found.json"),
         "--vllm without --draft measures nothing that --json could keep",

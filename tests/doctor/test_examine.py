@@ -12,6 +12,8 @@ from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.agreement import CausalScorer
 from starspec.doctor.checks import check_lengths, check_sizes, check_tokenizers
 from starspec.doctor.examine import examine
+from starspec.doctor.rounding import answer_logits, load_stages
+from starspec.doctor.text import blocks
 from starspec.errors import ConfigError
 from starspec.harness.datasets import own_prompts
 from starspec.models.loading.load import load_runner
@@ -135,3 +137,36 @@ def test_a_draft_that_holds_less_than_an_answer_is_examined_as_far_as_it_goes(
     greedy = found.prospects[0]
     assert 0.0 < greedy.sayable_rate < 1.0
     assert greedy.first_choice_rate == greedy.sayable_rate  # it is the target itself, as far as it goes
+
+
+@pytest.fixture(scope="module")
+def wavering(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    """A target whose every token tells whether hidden states were passed on right."""
+    from predictable import write_target
+
+    folder = write_target(tmp_path_factory.mktemp("models") / "wavering", wavers=True)
+    return ModelConfig(model=str(folder), dtype="float32", num_rows=2)
+
+
+def test_stages_score_an_answer_as_the_whole_model_does_unless_hidden_states_are_rounded(wavering: ModelConfig) -> None:
+    prompt, answer = [3, 8, 5] * 100, [9, 8, 7, 3]  # longer than a chunk
+    stages = load_stages(wavering, 2)
+    exact, rounded = (answer_logits(stages, each, prompt, answer) for each in ("model", "int8"))
+    torch.testing.assert_close(exact, CausalScorer(load_runner(wavering)).answer_logits(prompt, answer))
+    assert 0.0 < float((exact - rounded).abs().max()) < 1.0
+    assert [each.cache.num_free_rows for each in stages] == [2, 2]
+
+
+def test_what_eight_bits_between_stages_change_is_told_if_stages_are_given(wavering: ModelConfig) -> None:
+    plan = {"max_tokens": 12, "max_draft_tokens": 2, "link_s": 0.0}
+    draft = SpeculativeConfig(model=wavering.model)
+    found = examine(wavering, draft, own_prompts()[:3], num_stages=2, **plan)
+    assert found.rounding is not None
+    assert (found.rounding.num_stages, found.rounding.num_positions) == (2, found.prospects[0].num_positions)
+    assert 0 < found.rounding.num_same <= found.rounding.num_positions
+    assert 0.0 < found.rounding.mean_kl < 0.1
+    said = blocks(found, "--spec-tokens")[-1]
+    assert f"the same at {found.rounding.num_same} of {found.rounding.num_positions} positions" in said
+    assert examine(wavering, draft, own_prompts()[:3], **plan).rounding is None
+    with pytest.raises(ConfigError, match="layers 0:0 do not exist"):
+        examine(wavering, draft, own_prompts()[:3], num_stages=3, **plan)

@@ -45,6 +45,18 @@ class DoctorOptions:
         ),
     ] = None
 
+    num_stages: Annotated[
+        int | None,
+        Option(
+            "Stages to cut the target into, to see what --hidden-dtype int8 between them changes. This loads the "
+            "target once more.",
+            MEASURE,
+            ("--stages",),
+            least=2,
+            shown=NONE_GIVEN,
+        ),
+    ] = None
+
     def __post_init__(self) -> None:
         if self.tree_report is not None:
             given.check_readable(self.tree_report, "--tree-report")
@@ -71,8 +83,10 @@ def doctor(
     The target is a model or a running vLLM server. Exits 1 if they cannot be used together.
     """
     if vllm is not None:
-        if model.model or options.tree_report is not None:
-            raise ConfigError("--vllm takes the place of --target, and no --tree-report is of a vLLM server")
+        if model.model or options.tree_report is not None or options.num_stages is not None:
+            raise ConfigError(
+                "--vllm takes the place of --target, no --tree-report is of a vLLM server, and it has no --stages"
+            )
         if not draft.draft:
             if json_file is not None:
                 raise ConfigError("--vllm without --draft measures nothing that --json could keep")
@@ -97,7 +111,8 @@ def doctor(
         from starspec.doctor.vllm import examine_vllm  # noqa: PLC0415
 
         bar.begin("examining", None)
-        look = partial(examine_vllm, vllm) if vllm is not None else partial(examine, tree_report=options.tree_report)
+        ours = partial(examine, tree_report=options.tree_report, num_stages=options.num_stages)
+        look = partial(examine_vllm, vllm) if vllm is not None else ours
         found = look(
             model,
             speculative,

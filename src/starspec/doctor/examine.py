@@ -19,6 +19,7 @@ from starspec.doctor.checks import (
 )
 from starspec.doctor.drafts import CausalDraft, ExaminedDraft, HeadDraft, LayerChoice
 from starspec.doctor.outlook import Forecast, Seen, StepTimes, best_forecast, forecast
+from starspec.doctor.rounding import Rounding, examine_rounding, load_stages
 from starspec.doctor.trees import TreeAdvice, advise_trees, check_tree_report, read_tree_report
 from starspec.engine.drafts import NoDrafts
 from starspec.errors import ConfigError
@@ -57,6 +58,7 @@ class Examination:
     layers: LayerChoice | None = None  # of an EAGLE head with two interpretations of its layers
     prospects: list[Prospect] = field(default_factory=list)
     trees: list[TreeAdvice] = field(default_factory=list)  # from a report of `bench tree`
+    rounding: Rounding | None = None  # of hidden states between stages; None = nobody asked
 
     @property
     def is_usable(self) -> bool:
@@ -72,6 +74,7 @@ def examine(
     max_draft_tokens: int,
     link_s: float,
     tree_report: Path | None = None,
+    num_stages: int | None = None,
 ) -> Examination:
     """Check a pair, and measure it if it can be used.
 
@@ -81,8 +84,9 @@ def examine(
         max_draft_tokens: largest K to forecast.
         link_s: round trip between target and hub, added to each round.
         tree_report: what `bench tree` saved for this pair.
+        num_stages: into which the target is cut to see what 8-bit hidden states change. None = it is not.
     Raises: ModelError if one of the models cannot be loaded; ConfigError if there is no draft, or if the report cannot
-        be read or belongs to another pair.
+        be read or belongs to another pair, or the target cannot be cut so.
     """
     if draft.model is None:
         raise ConfigError("there is nothing to examine: give --draft")
@@ -94,6 +98,7 @@ def examine(
         checks.append(check_memory(target, spec))
     if any(check.severity == "fatal" for check in checks):
         return Examination(provenance=provenance, checks=checks)
+    stages = load_stages(target, num_stages) if num_stages else []
     bench = Workbench(target)
     samples = [sample_answers(bench, prompts, each, max_tokens) for each in SAMPLINGS]
     examined = load_draft(bench, spec, samples[0], max_draft_tokens)
@@ -116,6 +121,7 @@ def examine(
         layers=examined.layer_choice,
         prospects=[_prospect(examined, sample, times) for sample in samples],
         trees=[] if report is None else advise_trees(report),
+        rounding=examine_rounding(stages, samples[0]) if stages else None,
     )
 
 

@@ -10,6 +10,7 @@ from starspec.doctor.checks import Check
 from starspec.doctor.drafts import LayerChoice
 from starspec.doctor.examine import Examination, Prospect
 from starspec.doctor.outlook import StepTimes
+from starspec.doctor.rounding import Rounding
 from starspec.doctor.trees import TreeAdvice
 from starspec.harness.table import Block, Column, Table
 
@@ -43,6 +44,7 @@ def blocks(found: Examination, setting: str) -> list[Block]:
         _times_sentence(found.times),
         *(block for prospect in found.prospects for block in _prospect_blocks(prospect, setting)),
         *(_tree_sentence(advice) for advice in found.trees),
+        *([] if found.rounding is None else [_rounding_sentence(found.rounding)]),
     ]
 
 
@@ -100,3 +102,11 @@ def _tree_sentence(advice: TreeAdvice) -> str:
         return f"{what}: do not speculate, plain decoding was the fastest"
     keys = json.dumps(advice.speculative_config)
     return f"{what}: {advice.shape}, {advice.vs_plain:.2f}x plain: --speculative-config '{keys}'"
+
+
+def _rounding_sentence(found: Rounding) -> str:
+    return (
+        f"--hidden-dtype int8 between {found.num_stages} stages is not exact: the greedy token is the same at "
+        f"{found.num_same} of {found.num_positions} positions ({found.num_same / max(1, found.num_positions):.1%}), "
+        f"the mean KL divergence is {found.mean_kl:.2g} nats"
+    )
