@@ -32,7 +32,7 @@ from starspec.sampling.grammar import GrammarSpec
 from starspec.stats import TargetStats
 
 MAX_QUESTION: Final = 600  # characters of a schema that a prompt shows
-FREQUENCY_PENALTY: Final = 0.5  # numbers and recursion have no end: a small model goes on and on
+FREQUENCY_PENALTY: Final = 1.0  # numbers and recursion have no end: a small model goes on and on
 OFF, LIARS = "off", ("half-liar", "lying tree")
 NUM_RUNS: Final = 3  # of one draft, as below
 
