@@ -46,7 +46,7 @@ class Grammar:
         self._spent_s += self._mask_s
         return torch.ones(VOCAB_SIZE, dtype=torch.bool)
 
-    def fit(self, tree: DraftTree, max_forced_depth: int) -> FittedDraft:
+    def fit(self, tree: DraftTree, max_forced_depth: int, before: Sequence[int] = ()) -> FittedDraft:
         return FittedDraft(tree, tree.num_draft_tokens)
 
     def commit(self, token_id: int) -> None:

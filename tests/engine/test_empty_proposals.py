@@ -7,7 +7,6 @@ from toy_hub import STEP_S, Star, ToyHub
 
 from starspec.engine.sequence import TargetSequence
 from starspec.ids import RequestId
-from starspec.speculation.tree import DraftTree
 from starspec.wire.messages import HubToTarget, Proposal
 
 PROMPT = list(range(1, 12))
@@ -80,12 +79,12 @@ def test_rounds_for_which_the_hub_has_nothing_are_drafted_by_the_fallback() -> N
     star.submit("a", PROMPT, 70)
     star.hub.mood = "empty"
     asked: list[RequestId] = []
-    chain = star.fallback._chain
+    propose = star.fallback.propose
 
-    def counted(sequence: TargetSequence, length: int) -> DraftTree:
+    def counted(sequence: TargetSequence, num_tokens: int) -> list[int]:
         asked.append(sequence.request_id)
-        return chain(sequence, length)
+        return propose(sequence, num_tokens)
 
-    star.fallback._chain = counted  # type: ignore[method-assign]
+    star.fallback.propose = counted  # type: ignore[method-assign]
     star.finish()
     assert len(asked) == star.stats.num_rounds
