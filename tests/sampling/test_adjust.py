@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spec_strategies import samplings, tensors
 
+from starspec.sampling import adjust as adjust_module
 from starspec.sampling import reference
 from starspec.sampling.adjust import adjust
 from starspec.sampling.counts import TokenCounts
@@ -68,6 +69,17 @@ def test_thousands_of_bad_words_are_looked_up_not_gone_through():
     Counted.num_compared = 0
     assert sampling.ends_of_bad_words((5, *front)) == [5]
     assert Counted.num_compared < 20
+
+
+def test_long_lists_become_tensors_once_a_request_and_not_at_each_position():
+    sampling = SamplingSpec(
+        logit_bias=dict.fromkeys(range(3, 900), 1.5), min_tokens=9, end_token_ids=tuple(range(1, 1900))
+    )
+    adjust_module._bias_tensors.cache_clear()
+    adjust_module._end_tensor.cache_clear()
+    for _ in range(5):
+        assert adjust(LOGITS, sampling, 1, TokenCounts([0])).tolist() == [2.0, -inf, -inf, -inf]
+    assert adjust_module._bias_tensors.cache_info().misses == adjust_module._end_tensor.cache_info().misses == 1
 
 
 def test_token_ids_outside_the_vocabulary_do_nothing():

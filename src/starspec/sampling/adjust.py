@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.spec import SamplingSpec
+
+NUM_KEPT: Final = 256  # lists of token ids, as tensors: those of so many requests at once are made once each
 
 
 def adjust(
@@ -53,13 +57,32 @@ def adjust(
 def _without_ends(adjusted: Tensor, end_token_ids: Iterable[int], allowed: Tensor | None) -> Tensor:
     """The allowed tokens without the end tokens, unless only these are allowed."""
     some = torch.ones_like(adjusted, dtype=torch.bool) if allowed is None else allowed.to(adjusted.device, copy=True)
-    some[_indices(end_token_ids, adjusted)] = False
+    some[_end_tensor(tuple(end_token_ids), len(adjusted), adjusted.device)] = False
     return some if allowed is None or bool(some.any()) else allowed
 
 
 def _add_bias_(adjusted: Tensor, logit_bias: Mapping[int, float]) -> None:
-    token_ids = _indices(logit_bias, adjusted)
-    adjusted[token_ids] += adjusted.new_tensor([logit_bias[token_id] for token_id in token_ids.tolist()])
+    token_ids, biases = _bias_tensors(tuple(logit_bias.items()), len(adjusted), adjusted.device)
+    adjusted[token_ids] += biases
+
+
+@lru_cache(maxsize=NUM_KEPT)
+def _bias_tensors(
+    logit_bias: tuple[tuple[int, float], ...], vocab_size: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The token ids and the biases of those that the vocabulary has. A request has the same at each position."""
+    inside = {token_id: bias for token_id, bias in logit_bias if 0 <= token_id < vocab_size}
+    return _int_tensor(inside, device), torch.tensor([*inside.values()], dtype=torch.float64, device=device)
+
+
+@lru_cache(maxsize=NUM_KEPT)
+def _end_tensor(end_token_ids: tuple[int, ...], vocab_size: int, device: torch.device) -> Tensor:
+    """As `_bias_tensors`, of end tokens."""
+    return _int_tensor([token_id for token_id in end_token_ids if 0 <= token_id < vocab_size], device)
+
+
+def _int_tensor(token_ids: Iterable[int], device: torch.device) -> Tensor:
+    return torch.tensor([*token_ids], dtype=torch.int64, device=device)
 
 
 def _penalize_(adjusted: Tensor, sampling: SamplingSpec, counts: TokenCounts) -> None:
@@ -77,8 +100,7 @@ def _penalize_(adjusted: Tensor, sampling: SamplingSpec, counts: TokenCounts) ->
 
 def _indices(token_ids: Iterable[int], adjusted: Tensor) -> Tensor:
     """The given ids that the vocabulary has, as an int64 tensor on the device of `adjusted`."""
-    inside = [token_id for token_id in token_ids if 0 <= token_id < len(adjusted)]
-    return torch.tensor(inside, dtype=torch.int64, device=adjusted.device)
+    return _int_tensor([token_id for token_id in token_ids if 0 <= token_id < len(adjusted)], adjusted.device)
 
 
 def _known(counts: TokenCounts | None) -> TokenCounts:

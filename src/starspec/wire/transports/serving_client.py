@@ -184,9 +184,9 @@ class ServingClient:
 
     def _read(self) -> int:
         """Decode what has arrived, up to a limit. Returns: how many bytes; 0 = nothing has."""
-        num_bytes = 0
+        num_bytes, last = 0, None
         for multipart in _waiting(self._socket, READ_BURST):
-            self._unread.hear(multipart[0])
+            last = multipart[0]
             frames = [frame.bytes for frame in multipart]
             num_bytes += 1 + sum(map(len, frames))
             try:
@@ -195,6 +195,9 @@ class ServingClient:
                 self.num_frames_rejected += 1
             if num_bytes > READ_BYTES:
                 break
+        else:
+            if last is not None:
+                self._unread.hear(last)  # only now: what waits behind a pause takes memory
         self._allowance.take(num_bytes, self._clock())
         return num_bytes
 
