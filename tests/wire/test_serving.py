@@ -43,7 +43,7 @@ from starspec.wire.messages import (
     TargetToGateway,
 )
 from starspec.wire.transports import serving_client, sockets
-from starspec.wire.transports.serving_client import BYTES_PER_S, PROBE_SILENCE_MS, READ_BYTES, ServingClient
+from starspec.wire.transports.serving_client import PROBE_SILENCE_MS, READ_BYTES, ServingClient
 from starspec.wire.transports.serving_server import MAX_FRAMES, ServingServer
 from starspec.wire.transports.sockets import RECEIVE_HIGH_WATER
 
@@ -113,18 +113,6 @@ async def test_long_frames_are_decoded_one_in_a_turn_of_the_loop(
             await asyncio.sleep(0)
             most, last = max(most, last - len(arrived)), len(arrived)
         assert most == 1
-
-
-async def test_a_target_that_sends_very_much_is_read_at_a_bounded_rate(server: ServingServer) -> None:
-    async with client_of(server) as client:
-        client._allowance.take(BYTES_PER_S, client._clock())  # the burst is used up
-        client.send(SUBMIT)
-        ((peer, _), *_) = await heard(server)
-        started_s, long = time.monotonic(), EngineOutput(RequestId("r"), [1], "x" * 2**19)
-        server.send(peer, [long] * 9)
-        for _ in range(9):
-            assert await client.receive() == long
-        assert time.monotonic() - started_s > 8 * 2**19 / BYTES_PER_S - 0.1
 
 
 async def test_what_a_target_says_just_before_it_goes_is_heard_before_its_end(

@@ -23,7 +23,6 @@ import zmq.asyncio
 
 from starspec.errors import PeerLost, PeerProtocolError
 from starspec.log_limit import LogLimit
-from starspec.policy.peer_limits import Allowance
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import GatewayToTarget, TargetToGateway
@@ -45,10 +44,6 @@ PROBE_INTERVAL_MS: Final = 300
 PROBE_SILENCE_MS: Final = 1000  # with the interval, a target that stops answering is known within 1.3 s
 READ_BURST: Final = 256  # multiparts read and decoded at once; a target of this version sends one frame in each
 READ_BYTES: Final = 128 * 1024  # behind which no further one is: decoding a frame of the longest takes some 10 ms
-BYTES_PER_S: Final = (
-    8 * 2**20
-)  # read of one target: 50,000 tokens' outputs, and their decoding takes a tenth of the time
-LONGEST_PAUSE_S: Final = 0.1  # of reading, after which the connection's events are looked at
 WAITING: Final = 1024  # multiparts that arrived and were not read; beyond them the target has to wait
 
 log = structlog.get_logger()
@@ -103,7 +98,6 @@ class ServingClient:
             self._poller.register(socket, zmq.POLLIN)
         self._decoder: Decoder[TargetToGateway] = Decoder(TargetToGateway)
         self._arrived: deque[TargetToGateway] = deque()
-        self._allowance = Allowance(BYTES_PER_S, BYTES_PER_S)
         self._log_limit = LogLimit(clock)
         self._is_broken = False  # the target does not read, so the connection is dropped
         self._is_lost = False  # the connection broke, and `receive` has not raised PeerLost yet
@@ -139,10 +133,6 @@ class ServingClient:
             if self._arrived:
                 return self._arrived.popleft()
             self._notice()  # before reading: when the end is noticed, all messages from before it have arrived
-            if (pause_s := -self._allowance.num_units(self._clock()) / BYTES_PER_S) > 0.0:
-                await asyncio.sleep(min(pause_s, LONGEST_PAUSE_S))  # it has to wait, and others do not
-                if not self._is_lost:
-                    continue
             if num_bytes := self._read():
                 if not self._arrived or num_bytes > READ_BYTES:
                     await asyncio.sleep(0)  # a flood must not keep other tasks waiting
@@ -184,9 +174,9 @@ class ServingClient:
 
     def _read(self) -> int:
         """Decode what has arrived, up to a limit. Returns: how many bytes; 0 = nothing has."""
-        num_bytes, last = 0, None
+        num_bytes = 0
         for multipart in _waiting(self._socket, READ_BURST):
-            last = multipart[0]
+            self._unread.hear(multipart[0])
             frames = [frame.bytes for frame in multipart]
             num_bytes += 1 + sum(map(len, frames))
             try:
@@ -195,10 +185,6 @@ class ServingClient:
                 self.num_frames_rejected += 1
             if num_bytes > READ_BYTES:
                 break
-        else:
-            if last is not None:
-                self._unread.hear(last)  # only now: what waits behind a pause takes memory
-        self._allowance.take(num_bytes, self._clock())
         return num_bytes
 
     def _notice(self) -> None:
