@@ -60,9 +60,11 @@ def read(syntax: ToolSyntax, pieces: list[str], most: int = MAX_CALLS) -> Pieces
     """All pieces as one."""
     tool_reader, joined = reader(syntax, most), Pieces()
     for each in [tool_reader.feed(piece, is_last=False) for piece in pieces] + [tool_reader.feed("", is_last=True)]:
-        joined.content += each.content
-        for call in each.calls:
-            joined.add_call(call)
+        for part in each.parts:
+            if isinstance(part, str):
+                joined.add_text(part)
+            else:
+                joined.add_call(part)
     return joined
 
 
@@ -96,8 +98,9 @@ def test_a_text_says_the_same_however_it_is_cut(
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     expected = [CallPiece(index, *call) for index, call in enumerate(calls)]
-    assert read(syntax, pieces) == Pieces(content, expected)
-    assert read(syntax, pieces, most=1) == Pieces(content, expected[:1])
+    for most in (len(expected), 1):
+        found = read(syntax, pieces, most=max(1, most))
+        assert (found.content, found.calls) == (content, expected[:most])
 
 
 @given(text=st.text(alphabet='<tol_ca/>{}[]":, \n\\nmearguts', max_size=60), data=st.data())
@@ -105,7 +108,7 @@ def test_any_text_is_read_the_same_however_it_is_cut(text: str, data: st.DataObj
     text = data.draw(st.sampled_from(["", "<tool_call>", '<tool_call>{"name": "f", "arguments": '])) + text
     cut = data.draw(st.integers(0, len(text)))
     for syntax in (HERMES, LLAMA):
-        assert read(syntax, [text[:cut], text[cut:]]) == read(syntax, [text])
+        assert read(syntax, [text[:cut], text[cut:]]).parts == read(syntax, [text]).parts
 
 
 def test_reading_a_long_call_takes_time_in_proportion_to_it() -> None:
@@ -177,6 +180,29 @@ def test_a_demanded_call_has_a_grammar(
         is_whole = matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
         assert is_whole == (text in good), text
     assert all(read(syntax, [text]).calls and not read(syntax, [text]).content for text in good)
+
+
+COLOUR = {
+    "type": "object",
+    "properties": {"$ref": {"$ref": "#/$defs/Colour"}, "const": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+    "required": ["$ref", "const"],
+    "additionalProperties": False,
+    "$defs": {"Colour": {"enum": ["red", "blue"], "default": {"$ref": "#/no/reference"}}},
+}
+
+
+def test_references_of_a_tools_schema_are_to_itself(tokenizer: Any) -> None:
+    tools = [CLOCK, {"type": "function", "function": {"name": "paint", "parameters": COLOUR}}]
+    asked = {"messages": [USER], "tools": tools, "tool_choice": "required"}
+    use = ToolUse.of(ChatCompletionRequest.model_validate(asked), LLAMA)
+    assert use is not None
+    assert use.demand is not None
+    vocabulary = from_tokenizer(tokenizer)
+    for inner, is_right in (("null", True), ('{"$ref": "blue", "const": null}', True), ('{"name": "clock"}', False)):
+        matcher = LLMatcher(vocabulary, use.demand.grammar)
+        text = f'{{"name": "paint", "parameters": {{"$ref": "red", "const": {inner}}}}}'
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert (matcher.validate_tokens(ids) == len(ids)) == is_right, text
 
 
 def test_tags_that_are_tokens_are_demanded_as_tokens(tokenizer: Any) -> None:

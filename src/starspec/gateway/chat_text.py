@@ -27,6 +27,14 @@ class ChatText:
         calls: list[ToolCall] | UnsetType = [_delta_of(each) for each in pieces.calls] or UNSET
         return Delta(reasoning=reasoning or UNSET, content=pieces.content or UNSET, tool_calls=calls)
 
+    def deltas(self, text: str, *, is_last: bool) -> list[Delta]:
+        """As `delta`, with each part apart, in the order of the text."""
+        reasoning, pieces = self._read(text, is_last)
+        deltas = [Delta(reasoning=reasoning)] if reasoning else []
+        for part in pieces.parts:
+            deltas.append(Delta(content=part) if isinstance(part, str) else Delta(tool_calls=[_delta_of(part)]))
+        return deltas
+
     def message(self, text: str) -> AssistantMessage:
         """The message of a whole text."""
         reasoning, pieces = self._read(text, True)

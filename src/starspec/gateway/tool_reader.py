@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from starspec.gateway.reasoning import held
@@ -21,19 +21,40 @@ class CallPiece:
     arguments: str  # JSON, which the pieces of a call join to
 
 
-@dataclass(slots=True)
 class Pieces:
-    """What a piece of an answer's text consists of."""
+    """What a piece of an answer's text consists of: texts and pieces of calls, in their order."""
 
-    content: str = ""
-    calls: list[CallPiece] = field(default_factory=list)
+    def __init__(self, text: str = "") -> None:
+        self.parts: list[str | CallPiece] = [text] if text else []
+
+    @property
+    def content(self) -> str:
+        """All that is not part of a call."""
+        return "".join(each for each in self.parts if isinstance(each, str))
+
+    @property
+    def calls(self) -> list[CallPiece]:
+        """One for each call."""
+        merged = Pieces()
+        for each in self.parts:
+            if isinstance(each, CallPiece):
+                merged.add_call(each)
+        return [each for each in merged.parts if isinstance(each, CallPiece)]
+
+    def add_text(self, text: str) -> None:
+        """Append a text, to the last part if that is one."""
+        if not text:
+            return
+        before = self.parts.pop() if self.parts and isinstance(self.parts[-1], str) else ""
+        self.parts.append(f"{before}{text}")
 
     def add_call(self, piece: CallPiece) -> None:
-        """Append a piece, to the last one if both are of the same call."""
-        if self.calls and self.calls[-1].index == piece.index:
-            before = self.calls.pop()
-            piece = CallPiece(piece.index, before.name, before.arguments + piece.arguments)
-        self.calls.append(piece)
+        """Append a piece, to the last part if both are of the same call."""
+        last = self.parts[-1] if self.parts else None
+        if isinstance(last, CallPiece) and last.index == piece.index:
+            piece = CallPiece(piece.index, last.name, last.arguments + piece.arguments)
+            self.parts.pop()
+        self.parts.append(piece)
 
 
 class NotACall(Exception):
@@ -77,15 +98,15 @@ class ToolReader:
         opening = self._syntax.opening
         before, found, after = self._rest.partition(opening)
         if found:
-            pieces.content += before.rstrip()
+            pieces.add_text(before.rstrip())
             self._call, self._rest = _Call(before[len(before.rstrip()) :] + opening, self._syntax.arguments_key), after
             return True
         if is_last:
-            pieces.content += "" if self._num_calls and not self._rest.strip() else self._rest
+            pieces.add_text("" if self._num_calls and not self._rest.strip() else self._rest)
             self._rest = ""
             return False
         sure = self._rest[: len(self._rest) - held(self._rest, opening)].rstrip()
-        pieces.content += sure
+        pieces.add_text(sure)
         self._rest = self._rest[len(sure) :]
         return False
 
@@ -100,7 +121,7 @@ class ToolReader:
             return False
         self._may_begin = False
         if not self._num_calls:  # behind calls there is nothing else
-            pieces.content += self._rest
+            pieces.add_text(self._rest)
         self._rest = ""
         return False
 
@@ -117,7 +138,7 @@ class ToolReader:
             self._call, self._may_begin = None, False
             self._is_behind_call = call.is_told
             if not call.is_told:
-                pieces.content += call.text[:-1]
+                pieces.add_text(call.text[:-1])
             self._num_calls += call.is_told
             self._rest = rest[place:]
             return True
@@ -126,7 +147,7 @@ class ToolReader:
             self._call, self._is_behind_call = None, True
             if not call.is_told:
                 self._is_behind_call, self._may_begin = False, False
-                pieces.content += call.text
+                pieces.add_text(call.text)
             self._num_calls += call.is_told
             return True
         return False

@@ -16,6 +16,9 @@ from starspec.structured_outputs import StructuredOutputsParams
 MAX_CALLS: Final = 16  # of one answer that a grammar demands
 MAX_SCHEMAS: Final = 2**20  # bytes of the schemas of all tools of a request
 SEPARATORS: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+REFERENCE: Final = "$ref"  # a keyword of JSON schemas
+DATA: Final = ("const", "enum", "default", "examples")  # keywords whose values are not schemas
+NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
 NO_SYNTAX: Final = (
     "this model's chat template has none of the tool syntaxes that this server reads, which are <tool_call> (Hermes, "
     "Qwen) and the JSON of Llama 3: describe the tools in a message, and leave this out"
@@ -38,8 +41,9 @@ class ToolSyntax:
             as_tokens: the opening and closing texts are tokens. In a grammar a text is never spelled by such tokens.
         Raises: RequestError if it is too long.
         """
-        schema = {"anyOf": [self._schema(each) for each in tools], "x-guidance": SEPARATORS}
         try:
+            calls = [self._schema(each, f"#/anyOf/{place}") for place, each in enumerate(tools)]
+            schema = {"anyOf": calls, "x-guidance": SEPARATORS}
             check_size(schema)
             call = f"%json {json.dumps(schema, ensure_ascii=False)}"
         except ValueError as error:
@@ -58,15 +62,41 @@ class ToolSyntax:
         except RequestError as error:
             raise RequestError(f"tools: their schemas are too long: {error}", "tools") from error
 
-    def _schema(self, tool: FunctionTool) -> dict[str, Any]:
+    def _schema(self, tool: FunctionTool, place: str) -> dict[str, Any]:
+        """Of a call. Args: place: where it will be in the whole schema, as a reference."""
         function = tool.function
         parameters = function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
         return {
             "type": "object",
-            "properties": {"name": {"const": function.name}, self.arguments_key: parameters},
+            "properties": {
+                "name": {"const": function.name},
+                self.arguments_key: _moved(parameters, f"{place}/properties/{self.arguments_key}"),
+            },
             "required": ["name", self.arguments_key],
             "additionalProperties": False,
         }
+
+
+def _moved(schema: Any, place: str, *, has_names: bool = False) -> Any:
+    """The schema with its references to itself, for a place in another schema.
+
+    Args:
+        has_names: its keys are names of schemas, not keywords.
+    Raises: RecursionError.
+    """
+    if isinstance(schema, list):
+        return [_moved(each, place) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {}
+    for key, each in schema.items():
+        if has_names or key not in (REFERENCE, *DATA):
+            moved[key] = _moved(each, place, has_names=not has_names and key in NAMED)
+        elif key == REFERENCE and isinstance(each, str) and each.startswith("#"):
+            moved[key] = place + each[1:]
+        else:
+            moved[key] = each
+    return moved
 
 
 HERMES: Final = ToolSyntax("<tool_call>", "</tool_call>", "arguments")

@@ -43,7 +43,7 @@ class ResponseBuilder(ReplyBuilder):
     def whole(self, answers: Sequence[Answer], usage: Usage, metrics: RequestMetrics) -> ResponseObject:
         (answer,) = answers
         text, output, status = ChatText(self.options), ResponseOutput(), status_of(answer)
-        list(output.add(text.delta(answer.text, is_last=True)))
+        list(output.add(text.deltas(answer.text, is_last=True)))
         list(output.end(status))
         return self.response(status, output.items, usage, metrics)
 
@@ -89,7 +89,7 @@ class ResponseDelivery(Delivery):
             yield self._written_event(
                 Event(type="response.in_progress", response=self._responses.response("in_progress"))
             )
-        for event in self._output.add(self._text.delta(output.text, is_last=is_last)):
+        for event in self._output.add(self._text.deltas(output.text, is_last=is_last)):
             yield self._written_event(event)
 
     def _last_events(self) -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
 from msgspec import UNSET
@@ -121,14 +121,15 @@ class ResponseOutput:
         self.items = list[OutputItem]()  # those that are closed
         self._open: OpenItem | None = None
 
-    def add(self, delta: Delta) -> Iterator[Event]:
-        """Iterate to the end, or the items lack a part of it."""
-        if delta.reasoning is not UNSET:
-            yield from self._add_text(delta.reasoning, is_reasoning=True)
-        if delta.content is not UNSET:
-            yield from self._add_text(delta.content, is_reasoning=False)
-        for call in [] if delta.tool_calls is UNSET else delta.tool_calls:
-            yield from self._add_call(call)
+    def add(self, deltas: Iterable[Delta]) -> Iterator[Event]:
+        """Iterate to the end, or the items lack a part of it. Args: deltas: as `ChatText.deltas`."""
+        for delta in deltas:
+            if delta.reasoning is not UNSET:
+                yield from self._add_text(delta.reasoning, is_reasoning=True)
+            if delta.content is not UNSET:
+                yield from self._add_text(delta.content, is_reasoning=False)
+            for call in [] if delta.tool_calls is UNSET else delta.tool_calls:
+                yield from self._add_call(call)
 
     def end(self, status: Status) -> Iterator[Event]:
         """The answer is over, with at least one item. Args: status: of the last item."""
