@@ -121,7 +121,8 @@ def test_a_stage_that_restarts_loses_the_pipe_and_another_begins_with_empty_rows
     pipe.restart(1)
     driver.launch([sequence])
     driver.decode_all()
-    assert (verifier.num_losses, pipe.workers[1].session.pipe_epoch) == (1, 2)
+    assert verifier.num_losses == 1
+    assert pipe.workers[1].session.pipe_epoch > 1
     assert sequence.token_ids == plain(3, PROMPT, GREEDY.sampling, 6)
 
 

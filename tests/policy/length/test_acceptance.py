@@ -54,9 +54,19 @@ def test_a_draft_that_is_never_right_brings_nothing_further() -> None:
 def test_a_sequence_begins_with_what_goes_on_in_others() -> None:
     usual = Acceptance()
     for _ in range(200):
-        usual.add(num_drafted=3, num_accepted=1, num_requested=3)
-    assert Acceptance(usual=usual).gain == pytest.approx(usual.gain, abs=1e-6)
-    assert usual.gain < 0.4 < usual.rate
+        usual.add(num_drafted=1, num_accepted=0, num_requested=4)
+        usual.add(num_drafted=4, num_accepted=4, num_requested=4)
+    sequence = Acceptance(usual=usual)
+    assert sequence.gain == pytest.approx(usual.gain, abs=1e-6)
+    assert sequence.gain > 1.3 * sequence.rate * sequence.reach
+
+
+def test_drafts_that_end_early_leave_longer_ones_worth_asking_for() -> None:
+    """Else nothing would show that the hub became sure."""
+    acceptance = Acceptance(usual=Acceptance())
+    for _ in range(200):
+        acceptance.add(num_drafted=1, num_accepted=1, num_requested=4)
+    assert acceptance.gain == pytest.approx(acceptance.rate * acceptance.reach)
 
 
 def test_a_step_without_a_draft_changes_no_rate() -> None:

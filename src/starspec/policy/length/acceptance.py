@@ -59,10 +59,10 @@ class Acceptance:
         This is more than `rate * reach`: a hub that is sure of its draft goes on, and is right more often. Without
         accepted tokens nothing is known of it but that.
         """
-        product = self.rate * self.reach
+        apart = expected = self.rate * self.reach
         if self._usual is not None and self._usual.rate * self._usual.reach > 0.0:
-            product *= self._usual.gain / (self._usual.rate * self._usual.reach)
-        return min(1.0, self._gained.shrunk(product, NUM_USUAL))
+            expected *= self._usual.gain / (self._usual.rate * self._usual.reach)
+        return max(apart, min(1.0, self._gained.shrunk(expected, NUM_USUAL)))
 
     @property
     def is_idle(self) -> bool:
