@@ -68,7 +68,7 @@ class InFlight:
             depth = max(depth, num_windows * self._requests.num_running)
         return self.num_live - len(self._chunks) < depth and len(self) < MAX_IN_FLIGHT
 
-    def snapshot(self, waiting: Set[TargetSequence] = frozenset(), *, can_round: bool) -> ScheduleSnapshot:
+    def snapshot(self, waiting: Set[TargetSequence], *, can_round: bool) -> ScheduleSnapshot:
         """What a scheduler chooses from.
 
         Args:

@@ -47,7 +47,7 @@ class ToolSyntax:
             check_size(schema)
             call = f"%json {json.dumps(schema, ensure_ascii=False)}"
         except ValueError as error:
-            raise RequestError(f"tools: a demand with their schemas {error}", "tools") from error
+            raise RequestError(f"tools: the grammar of their schemas {error}", "tools") from error
         except RecursionError as error:
             raise RequestError("tools: their schemas are nested too deeply", "tools") from error
         if not self.opening:  # its templates render one call only
@@ -123,7 +123,7 @@ def check_schemas(tools: Sequence[FunctionTool | Function]) -> None:
     try:
         check_size(parts, MAX_SCHEMAS)
     except ValueError as error:
-        raise RequestError(f"tools: what is said of them {error}", "tools") from error
+        raise RequestError(f"tools: their JSON {error}", "tools") from error
 
 
 def known(syntax: ToolSyntax | None, param: str) -> ToolSyntax:

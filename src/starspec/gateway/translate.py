@@ -35,9 +35,8 @@ from starspec.wire.messages import DraftToVerify, RequestSpec
 
 DEFAULT_COMPLETION_TOKENS: Final = 16  # max_tokens of /v1/completions; a chat may fill the context
 MAX_TOKENS_SENT: Final = 2**20  # prompt tokens of all answers of a request, which the targets get one by one
-MAX_SCORES: Final = (
-    2**20
-)  # log-probabilities of these tokens, kept until the reply is written: 0.1 GB, and as much text
+# log-probabilities of the tokens of prompts, kept until the reply is written: 0.1 GB, and as much text
+MAX_SCORES: Final = 2**20
 SEEDS: Final = 2**63  # a seed may be any integer; it is taken modulo this
 
 

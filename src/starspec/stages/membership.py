@@ -135,7 +135,7 @@ class Membership:
         self.members = [Member(name) for name in (*pipe.names, *spares)]
         self.chain = tuple(range(len(pipe.names)))  # the member in each position
         self.pipe_epoch = pipe.epoch  # of the pipe as it came up last
-        self.epoch = PipeEpoch(pipe.epoch + 1)  # the highest that was tried; no late traversal has that of a probe
+        self.epoch = PipeEpoch(pipe.epoch + 1)  # the highest that was tried; probes have it, and no traversal has
         self.reason: str | None = None  # why the pipe is down; None = it is up
         self.has_given_up = False
         self._pipe = pipe

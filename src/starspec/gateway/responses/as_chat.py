@@ -168,4 +168,4 @@ def _response_format(given: TextFormat | None) -> dict[str, Any] | None:
         return None
     if given.type == "json_schema":
         return {"type": given.type, "json_schema": {"name": given.name, "schema": given.schema_}}
-    return {"type": given.type, "schema": given.schema_}
+    return {"type": given.type}

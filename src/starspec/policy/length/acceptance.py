@@ -56,8 +56,7 @@ class Acceptance:
     def gain(self) -> float:
         """Probability that a draft goes on after an accepted token, and the next token is accepted, too.
 
-        This is more than `rate * reach`: a hub that is sure of its draft goes on, and is right more often. Without
-        accepted tokens nothing is known of it but that.
+        At least `rate * reach`, and mostly more: a hub that is sure of its draft goes on, and is right more often.
         """
         apart = expected = self.rate * self.reach
         if self._usual is not None and self._usual.rate * self._usual.reach > 0.0:
