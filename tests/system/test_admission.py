@@ -30,6 +30,7 @@ pytestmark = pytest.mark.system
 DEPTH = 4
 MAX_MODEL_LEN = 4096
 ALONE_S = 3.0  # that the newcomer is watched for while there is no place
+MOST_ROUNDS = 5  # until the hub has refused the newcomer
 ADMITTED_S = 5.0
 ANSWERED_S = 5.0  # a round's wait for the hub: a machine that stands still for a moment is not what is tested
 
@@ -43,12 +44,13 @@ class Case:
     draft_ms: float
 
 
-# n_max: 3.4 tokens in 40 + 26 ms are more than 22 ms a token, and in twice 40 ms they are less
-CASES = {"two places": Case(2, 2, 2.0), "n_max of one": Case("n_max", 1, 10.0)}
+# n_max: 5 tokens in 68 + 26 ms are more than one in 22 ms, and 5 tokens in twice 68 ms are less. A plain step may seem a
+# quarter longer than it is on a busy machine.
+CASES = {"two places": Case(2, 2, 2.0), "n_max of one": Case("n_max", 1, 17.0)}
 
 
 def model(role: str, step_ms: float, **others: float) -> ModelConfig:
-    name = f"synthetic:role={role},vocab=512,alpha=0.8,step_ms={step_ms}"
+    name = f"synthetic:role={role},vocab=512,alpha=1.0,step_ms={step_ms}"
     return ModelConfig(
         model=name + "".join(f",{key}={value}" for key, value in others.items()),
         num_rows=4,
@@ -106,9 +108,10 @@ def test_a_newcomer_without_a_place_decodes_plainly_and_gets_one_when_another_le
         time.sleep(1.0)  # they decode, and hold their places
 
         with Newcomer(endpoint) as newcomer:
-            while newcomer.stats.num_rounds < 1:
+            # a round without drafts, by which a hub with n_max learns the plain speed, does not wait for its answer
+            while not newcomer.stats.num_declined and newcomer.stats.num_rounds < MOST_ROUNDS:
                 newcomer.engine.step()
-            assert newcomer.stats.num_declined == 1, "refused within one round"
+            assert newcomer.stats.num_declined == 1, "refused within a few rounds"
             newcomer.decode_until(started_s + ALONE_S)
             assert newcomer.stats.acceptance.num_drafts == 0
             assert newcomer.stats.num_rounds > 10
