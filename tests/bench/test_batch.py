@@ -75,7 +75,8 @@ def test_every_method_is_a_row_at_every_batch_size_and_all_are_exact(report) -> 
 
 
 def test_no_tokens_are_no_throughput(report) -> None:
-    nothing = MethodRun(Served([JobResult()], [0.0], 1e-9), BatchStats(num_rounds=1, verify_s=1.0), 0.0, 0.0, 0.0, None)
+    served, rounds = Served([JobResult()], [0.0], 1e-9), BatchStats(num_rounds=1, verify_s=1.0)
+    nothing = MethodRun(served, rounds, 0.0, 0.0, 0.0, None, 0.0)
     assert nothing.tokens_per_s == 0
     assert completion_of([nothing], 1.0).tokens_per_s == 0
     method = BatchMethod.named("ragged", 1)

@@ -11,7 +11,7 @@ import pytest
 from starspec.bench.batch.measure import _Bench
 from starspec.bench.batch.methods import MethodRun
 from starspec.bench.batch.plan import METHODS, BatchMethod, BatchPlan
-from starspec.bench.batch.serving import DraftPrefill, serve
+from starspec.bench.batch.serving import DraftPrefill, FullRounds, serve
 from starspec.config import BatchingConfig, BatchingMethod, ModelConfig, TargetConfig
 from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine
@@ -135,7 +135,9 @@ class SlowHub(NoDrafts):
         self._owed_s |= {each.request_id: DRAFTING_S for each in going_on}
 
 
-def run_slowly(method: BatchingMethod, batch_size: int, max_tokens: Sequence[int]) -> tuple[DraftPrefill, BatchStats]:
+def run_slowly(
+    method: BatchingMethod, batch_size: int, max_tokens: Sequence[int]
+) -> tuple[DraftPrefill, BatchStats, FullRounds]:
     """Answers of so many tokens each, a token a round."""
     hub, stats = SlowHub(), TargetStats()
     drafts = DraftPrefill(hub, stats.batch, lambda: hub.now_s)
@@ -145,27 +147,37 @@ def run_slowly(method: BatchingMethod, batch_size: int, max_tokens: Sequence[int
     jobs = [
         Job(f"{number}", (1, 2, 3 + number), SamplingSpec(temperature=0), num) for number, num in enumerate(max_tokens)
     ]
-    assert [len(each.token_ids) for each in serve(engine, jobs).answers] == list(max_tokens)
-    return drafts, stats.batch
+    full = FullRounds(stats, drafts, batch_size)
+    answers = serve(engine, jobs, after_step=full.note_step).answers
+    assert [len(each.token_ids) for each in answers] == list(max_tokens)
+    return drafts, stats.batch, full
 
 
 @pytest.mark.parametrize("method", ["ragged", "exspec"])
 def test_rounds_wait_for_proposals_and_not_for_the_drafts_reading(method: BatchingMethod) -> None:
     """Every drafting is the rounds', that which a newcomer's admission waits for, too."""
-    drafts, stats = run_slowly(method, 2, (4, 5, 6, 7, 8))
+    drafts, stats, _ = run_slowly(method, 2, (4, 5, 6, 7, 8))
     assert drafts.seconds == 5 * PREFILL_S
     assert stats.total_s == stats.draft_s == (3 + 4 + 5 + 6 + 7) * DRAFTING_S
 
 
 def test_rounds_of_first_proposals_alone_are_charged_what_others_took() -> None:
-    drafts, stats = run_slowly("ragged", 1, (4, 4, 4))
+    drafts, stats, _ = run_slowly("ragged", 1, (4, 4, 4))
     assert (stats.num_rounds, stats.draft_s) == (12, 9 * DRAFTING_S)
     drafts.charge_first_rounds()
     assert stats.draft_s == 12 * DRAFTING_S
 
 
 def test_a_round_with_one_beginner_is_charged_nothing_for_it() -> None:
-    drafts, stats = run_slowly("ragged", 2, (4, 8, 4))  # the third begins beside the second
+    drafts, stats, _ = run_slowly("ragged", 2, (4, 8, 4))  # the third begins beside the second
     drafts.charge_first_rounds()
     assert stats.draft_s == pytest.approx((3 + 7 + 3) * DRAFTING_S * 8 / 7)
     assert stats.num_rounds == 8
+
+
+@pytest.mark.parametrize(("batch_size", "num_rounds"), [(1, 18), (2, 8)])
+def test_the_end_of_a_run_does_not_count_for_full_batches(batch_size: int, num_rounds: int) -> None:
+    _, stats, full = run_slowly("ragged", batch_size, (4, 4, 4, 6))  # in twos: eight rounds, and the last has two alone
+    assert stats.num_rounds == num_rounds + 2 * (batch_size > 1)
+    assert full.num_tokens == batch_size * num_rounds
+    assert full.seconds == pytest.approx(num_rounds * batch_size * DRAFTING_S)

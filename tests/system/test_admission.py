@@ -44,8 +44,8 @@ class Case:
     draft_ms: float
 
 
-# n_max: 5 tokens in 68 + 26 ms are more than one in 22 ms, and 5 tokens in twice 68 ms are less. A plain step may seem a
-# quarter longer than it is on a busy machine.
+# n_max: 5 tokens in 68 + 26 ms are more than one in 22 ms, and 5 tokens in twice 68 ms are less. On a busy machine, a
+# plain step may seem a quarter longer than it is.
 CASES = {"two places": Case(2, 2, 2.0), "n_max of one": Case("n_max", 1, 17.0)}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from starspec.bench.batch.plan import FAST, BatchMethod
-from starspec.bench.batch.serving import DraftPrefill, Served, TargetPrefill, serve
+from starspec.bench.batch.serving import DraftPrefill, FullRounds, Served, TargetPrefill, serve
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
 from starspec.harness.decode import Job, make_engine
@@ -56,6 +56,9 @@ class MethodRun:
     prefilled_before_s: float  # prefill time of both that earlier runs spent for this one
     # resident set of the process, with weights, without known prompts; None = unknown on this system
     peak_mib: float | None
+    full_tokens_per_s: (
+        float  # of rounds with as many sequences as the batch holds, without prefill; 0 if there are none
+    )
 
     @property
     def seconds(self) -> float:
@@ -109,8 +112,17 @@ def run_method(
     )
     reset_peak()
     asked = [replace(job, num_draft_tokens=None if method.is_plain else num_draft_tokens) for job in jobs]
-    served = serve(engine, asked, arrivals_s)
+    full = FullRounds(stats, draft_prefill, method.batch_size)
+    served = serve(engine, asked, arrivals_s, after_step=full.note_step)
     draft_prefill.charge_first_rounds()
     saved_s = known_here.saved_s - saved_before_s if known_here else 0.0
     peak = peak_mib(without=known.num_bytes if known else 0)
-    return MethodRun(served, stats.batch, prefill.seconds + saved_s, draft_prefill.seconds, saved_s, peak)
+    return MethodRun(
+        served,
+        stats.batch,
+        prefill.seconds + saved_s,
+        draft_prefill.seconds,
+        saved_s,
+        peak,
+        full_tokens_per_s=full.num_tokens / full.seconds if full.seconds else 0.0,
+    )

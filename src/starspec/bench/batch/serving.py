@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from starspec.engine.drafts import Drafts
 from starspec.engine.engine import TargetEngine
@@ -15,7 +16,7 @@ from starspec.harness.decode import Job, JobResult
 from starspec.harness.recorder import DraftsAround
 from starspec.ids import RequestId
 from starspec.speculation.tree import DraftTree
-from starspec.stats import BatchStats
+from starspec.stats import BatchStats, TargetStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class DraftPrefill(DraftsAround):
         self._clock = clock
         self._newcomers: dict[RequestId, TargetSequence] = {}
         self._beginners: set[RequestId] = set()  # their first proposals have arrived and are not collected yet
-        self._num_first_rounds = 0  # rounds with beginners only
+        self.num_first_rounds = 0  # rounds with beginners only
         self._reported: dict[RequestId, TargetSequence] = {}  # not collected since the report
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
@@ -136,7 +137,7 @@ class DraftPrefill(DraftsAround):
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         request_ids = {each.request_id for each in batch}
-        self._num_first_rounds += request_ids <= self._beginners
+        self.num_first_rounds += request_ids <= self._beginners
         self._beginners -= request_ids
         for request_id in request_ids:
             self._reported.pop(request_id, None)
@@ -148,9 +149,7 @@ class DraftPrefill(DraftsAround):
         Otherwise much of the drafting of short answers would be free. Call it once, at the end.
         Effects: `draft_s` of the rounds.
         """
-        num_timed = self._stats.num_rounds - self._num_first_rounds
-        if num_timed:
-            self._stats.draft_s *= self._stats.num_rounds / num_timed
+        self._stats.draft_s = with_first_rounds(self._stats.draft_s, self._stats.num_rounds, self.num_first_rounds)
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         super().report(batch, emitted)
@@ -166,3 +165,65 @@ class DraftPrefill(DraftsAround):
         started_s = self._clock()
         self._drafts.collect(sequences)
         return self._clock() - started_s
+
+
+def with_first_rounds(draft_s: float, num_rounds: float, num_first_rounds: float) -> float:
+    """The drafting time of all rounds, of which the first ones waited for nothing, if they took as long as others."""
+    num_timed = num_rounds - num_first_rounds
+    return draft_s * num_rounds / num_timed if num_timed else draft_s
+
+
+class _Sums(NamedTuple):
+    """Of some rounds. Counts are floats too, so that all fields are added in one way."""
+
+    num_rounds: float
+    num_sequence_rounds: float
+    num_first_rounds: float  # as DraftPrefill counts them
+    num_tokens: float
+    draft_s: float
+    other_s: float  # without drafting and prefill
+
+
+class FullRounds:
+    """Adds up the rounds in which as many sequences run as a batch holds.
+
+    No request follows the last ones of a run, so its last rounds hold fewer and fewer sequences, and take nearly as
+    long as full ones. In a server other requests take their places.
+
+    Args:
+        stats: of the engine.
+        drafts: of the engine.
+    """
+
+    def __init__(self, stats: TargetStats, drafts: DraftPrefill, batch_size: int) -> None:
+        self._stats, self._drafts, self._batch_size = stats, drafts, batch_size
+        self._before = self._sums()
+        self._full = _Sums(*[0.0] * 6)
+
+    @property
+    def num_tokens(self) -> float:
+        return self._full.num_tokens
+
+    @property
+    def seconds(self) -> float:
+        """Without prefill; first rounds are charged as in DraftPrefill."""
+        full = self._full
+        return with_first_rounds(full.draft_s, full.num_rounds, full.num_first_rounds) + full.other_s
+
+    def note_step(self) -> None:
+        """Called after each step of the engine, which has at most one round."""
+        before, self._before = self._before, self._sums()
+        step = _Sums(*(now - then for now, then in zip(self._before, before, strict=True)))
+        if step.num_sequence_rounds == self._batch_size:
+            self._full = _Sums(*(sum(pair) for pair in zip(self._full, step, strict=True)))
+
+    def _sums(self) -> _Sums:
+        batch, num_tokens = self._stats.batch, self._stats.acceptance.num_emitted_tokens
+        return _Sums(
+            batch.num_rounds,
+            batch.num_sequence_rounds,
+            self._drafts.num_first_rounds,
+            num_tokens,
+            batch.draft_s,
+            batch.total_s - batch.draft_s,
+        )

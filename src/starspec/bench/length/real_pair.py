@@ -2,7 +2,8 @@
 
 A hub in this process drafts for all rivals, each of which is a target of its own for it. In each cell a rival's target
 stays connected from its warm-up to its last repeat, so what its policy has learnt stays too, as in a server. Rivals
-take turns. Only rounds are timed: a prompt's prefill by target and draft, with its first proposal, is not part of them.
+take turns. Only rounds are timed, and only those with as many sequences as the batch holds. A prompt's prefill by
+target and draft, with its first proposal, is not part of them.
 """
 
 from __future__ import annotations

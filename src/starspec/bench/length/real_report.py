@@ -39,8 +39,8 @@ WIRE_COLUMNS = (
     Column("without", "without", ".1f"),
 )
 CELL_TITLE = (
-    "plain and static-opt (the best fixed length K, with hindsight): tokens/s of rounds, without prefill, medians "
-    "of the repeats; policies: over static-opt"
+    "plain and static-opt (the best fixed length K, with hindsight): tokens/s of full batches, without prefill, "
+    "medians of the repeats; policies: over static-opt"
 )
 SIGNAL_TITLE = f"Pearson correlation with the acceptance of a draft token, chains of {DEPTH} (DSDE, Table II)"
 WIRE_TITLE = f"encoded bytes of a message, chains of {DEPTH}, {NUM_STATED} stated tokens after each node"

@@ -38,7 +38,7 @@ class RivalRow:
     cell: Cell
     method: str
     static_length: int | None  # that it always drafts; None = it chooses, or it is plain
-    tokens_per_s: Spread  # over the repeats; of rounds alone, without prefill
+    tokens_per_s: Spread  # over the repeats; of rounds with a full batch, without prefill
     vs_plain: float
     vs_static_opt: float | None  # None: no fixed lengths ran in this cell
     draft_length: float  # mean draft tokens of a sequence's round
@@ -55,7 +55,7 @@ def rival_rows(
     cell: Cell, runs: dict[Rival, list[MethodRun]], differing: dict[Rival, list[Divergence]]
 ) -> list[RivalRow]:
     """The rows of one cell, in which plain decoding ran."""
-    speeds = {rival: Spread.of([round(_speed(run), 3) for run in found]) for rival, found in runs.items()}
+    speeds = {rival: Spread.of([round(run.full_tokens_per_s, 3) for run in found]) for rival, found in runs.items()}
     (plain,) = (speed.median for rival, speed in speeds.items() if rival.is_plain)
     static_opt = max((speed.median for rival, speed in speeds.items() if rival.static_length), default=0.0)
     has_all = any(rival.name in POLICIES for rival in runs)
@@ -94,11 +94,6 @@ def _row(
         num_explained=sum(each.is_near_tie is True for each in differing),
         first_divergence=next(iter(differing), None),
     )
-
-
-def _speed(run: MethodRun) -> float:
-    """Tokens a second of the rounds, without prefill."""
-    return run.served.num_tokens / run.stats.total_s if run.stats.total_s else 0.0
 
 
 def _ratio(one: float, other: float) -> float:
