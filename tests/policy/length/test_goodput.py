@@ -110,6 +110,23 @@ def test_sequences_without_drafts_are_probed_as_far_as_time_allows() -> None:
     assert 0 < sum(map(bool, counts)) * 0.1 <= 0.01 * now_s + 0.2
 
 
+def test_an_hour_without_requests_is_not_tried_away() -> None:
+    costs, trials = known(wait_s=0.01), Trials()
+    trials.spend(1.0)
+    num_probed = 0
+    for number in range(200):
+        now_s = 0.01 * number + 3600.0 * (number > 0)
+        snapshot = RoundSnapshot(
+            sequences=[SequenceSnapshot(acceptance=idle(0.0), max_remaining_tokens=99)],
+            num_sequences=1,
+            now_s=now_s,
+            costs=costs,
+            trials=trials,
+        )
+        num_probed += POLICY.choose(snapshot)[0].budget.num_steps > 0
+    assert num_probed == 0
+
+
 def test_a_small_gain_goes_on_and_does_not_begin() -> None:
     costs, rate = known(wait_s=0.0098), accepted(0.98)
     trials = Trials()

@@ -97,6 +97,7 @@ class _Round:
 
     def _lengths(self) -> list[int]:
         """Draft steps of each sequence."""
+        self._trials.pass_time(self._plain_s() if self._costs.steps else 0.0, self._now_s)
         if not self._costs.steps:
             return self._first_lengths()
         if not self._num_others:
@@ -324,7 +325,7 @@ class _Round:
 
     def _is_affordable(self, lengths: Sequence[int], instead_of: Sequence[int]) -> bool:
         """As `_is_allowed` for a trial that does not go on, without effects."""
-        return self._trials.allows(sum(self._trial_s(lengths, instead_of)), self._plain_s(), self._now_s)
+        return self._trials.allows(sum(self._trial_s(lengths, instead_of)), self._plain_s())
 
     def _trial_s(self, lengths: Sequence[int], instead_of: Sequence[int]) -> tuple[float, float]:
         """Seconds that a trial costs: of its round, at most, and of the hub's prefill before it."""

@@ -16,13 +16,15 @@ from typing import Final
 
 SHARE: Final = 0.007  # of the time: what trials may cost in all
 CREDIT_ROUNDS: Final = 2.0  # plain rounds: what the first trials may cost, before there was any time
+LONGEST_ROUND: Final = 32.0  # plain rounds: what takes longer is a pause, and pauses are no time that trials share
 
 
 class Trials:
     """The account of one target's trials, from round to round."""
 
     def __init__(self) -> None:
-        self._started_s: float | None = None
+        self._last_s: float | None = None  # when the last round began
+        self._earned_s = 0.0
         self._spent_s = 0.0
         self._unsettled: tuple[float, float] | None = None  # when a trial was made, and what may be given back of it
         self._num_deferred = 0  # rounds in a row
@@ -31,16 +33,25 @@ class Trials:
         self.num_probing = 0  # sequences whose probe of the last round may go on in this one
         self.growing_to = 0  # draft steps of the last round's growth, which may go on in this one
 
-    def allows(self, cost_s: float, plain_s: float, now: float) -> bool:
+    def pass_time(self, plain_s: float, now: float) -> None:
+        """Call it once a round. The time since the last one is shared, but no pause: a server that stood idle for a
+        night would try for minutes.
+
+        Args:
+            plain_s: a round without drafts; 0 = not known.
+        """
+        if self._last_s is not None:
+            self._earned_s += SHARE * min(now - self._last_s, LONGEST_ROUND * plain_s)
+        self._last_s = now
+
+    def allows(self, cost_s: float, plain_s: float) -> bool:
         """Whether a trial that is expected to cost so much may be made.
 
         Args:
             cost_s: seconds that it takes longer than what seems best, for the tokens that it is expected to give.
             plain_s: a round without drafts.
         """
-        if self._started_s is None:
-            self._started_s = now
-        return self._spent_s + cost_s <= CREDIT_ROUNDS * plain_s + SHARE * (now - self._started_s)
+        return self._spent_s + cost_s <= CREDIT_ROUNDS * plain_s + self._earned_s
 
     def spend(self, cost_s: float) -> None:
         """The trial is made."""
@@ -55,7 +66,7 @@ class Trials:
             at_most_s: the part of the cost that may turn out to be less by the end of the round.
             is_going_on: it is the second round of a trial, so it is made in any case.
         """
-        is_made = self.allows(cost_s, plain_s, now) or is_going_on
+        is_made = self.allows(cost_s, plain_s) or is_going_on
         if is_made:
             self.spend(cost_s)
             self._unsettled = (now, min(at_most_s, cost_s))
