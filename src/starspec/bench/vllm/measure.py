@@ -146,18 +146,26 @@ async def _run_in_turns(
     for method in methods:
         await method.warm_up(prompts[0])
         advance(method.name, None)
-    turns = [
-        (method, size)
-        for size in plan.batch_sizes
-        for method in methods
-        if size in method.batch_sizes(plan.batch_sizes)
-    ]
-    advance("answering", plan.num_repeats * len(turns))
-    for _ in range(plan.num_repeats):
-        for method, size in turns:
-            await method.warm_up(prompts[0])  # after a pause, drafts of the hub take a moment to arrive
-            await method.run(prompts, plan.max_tokens, size)
-            advance(f"{method.name}, batch {size}", None)
+    blocks = _blocks(methods, plan.batch_sizes)
+    advance("answering", plan.num_repeats * sum(len(turns) for turns in blocks))
+    for turns in blocks:
+        for _ in range(plan.num_repeats):
+            for method, size in turns:
+                await method.warm_up(prompts[0])  # after a pause, drafts of the hub take a moment to arrive
+                await method.run(prompts, plan.max_tokens, size)
+                advance(f"{method.name}, batch {size}", None)
+
+
+def _blocks(methods: Sequence[VllmMethod], batch_sizes: Sequence[int]) -> list[list[tuple[VllmMethod, int]]]:
+    """The turns of a repeat: first of those whose hub works, then of those whose hub is stopped, beside their rival.
+
+    A server forgets what it learnt about a hub that was lost. So a hub is not stopped between turns in which it works.
+    """
+    rival, *_ = methods
+    working = [(method, size) for size in batch_sizes for method in methods if method.stopped is None]
+    stopped = [method for method in methods if method.stopped is not None]
+    beside = [(each, batch_sizes[0]) for method in stopped for each in (rival, method)]
+    return [working, beside]
 
 
 def _row(method: VllmMethod, rival: VllmMethod, batch_size: int, plain_answers: Sequence[VllmAnswer]) -> VllmRow:

@@ -177,10 +177,6 @@ class VllmMethod:
         """The name, with the draft length if it drafts."""
         return f"{self.name}, K = {self.num_draft_tokens}" if self.num_draft_tokens else self.name
 
-    def batch_sizes(self, wanted: Sequence[int]) -> Sequence[int]:
-        """The batch sizes to measure. A silent hub is measured with the first one only."""
-        return wanted if self.stopped is None else wanted[:1]
-
     async def run(self, prompts: Sequence[Sequence[int]], num_tokens: int, batch_size: int) -> None:
         """Answer all prompts once. Raises: PeerLost if a request fails."""
         before = self.server.status()
