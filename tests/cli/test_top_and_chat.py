@@ -36,7 +36,8 @@ VIEW = StarView(
     is_ready=True,
     shows_text=False,
     targets=[
-        TargetView(name="left", state="ready", for_s=1.0, status=STATUS),
+        TargetView(name="left at tcp://a:1", state="ready", for_s=1.0, status=STATUS),
+        TargetView(name="left at tcp://b:1", state="ready", for_s=1.0, status=STATUS),
         TargetView(name="right", state="silent", for_s=1.0),
     ],
     hubs=[HubView(name="hub", state="lost", for_s=1.0)],
@@ -108,8 +109,9 @@ def test_top_shows_every_target_and_the_last_events(gateway: Any, starspec: Call
     _, url = gateway
     outcome = starspec("top", f"{url}/dashboard", "--once")
     assert outcome.code == 0
-    left, right = (line for line in outcome.out.splitlines() if "left" in line or "│ right" in line)
-    assert "3.50" in left
+    first, second, right = (line for line in outcome.out.splitlines() if "left" in line or "│ right" in line)
+    assert "3.50" in first
+    assert "3.50" in second
     assert "silent" in right
     assert "right does not answer" in outcome.out
 
@@ -117,7 +119,8 @@ def test_top_shows_every_target_and_the_last_events(gateway: Any, starspec: Call
 def test_top_in_a_pipe_prints_lines_until_the_gateway_stops(gateway: Any, starspec: Callable[..., Any]) -> None:
     _, url = gateway
     outcome = starspec("top", f"{url}/v1")
-    assert outcome.out.startswith("left: 0.0 tokens/s, acceptance length 3.50")
+    assert outcome.out.startswith("left at tcp://a:1: 0.0 tokens/s, acceptance length 3.50")
+    assert "| left at tcp://b:1: 0.0 tokens/s, acceptance length 3.50" in outcome.out
     assert (outcome.code, outcome.err) == (1, f"starspec: the gateway at {url} has stopped\n")
 
 

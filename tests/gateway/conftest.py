@@ -74,7 +74,7 @@ class ToyTarget:
         self.open: dict[RequestId, RequestSpec] = {}
         self.aborted: list[RequestId] = []
         self.is_closed = False
-        self._name = TargetId(name)
+        self.name = TargetId(name)
         self._encode = encode
         self._outbox: asyncio.Queue[TargetToGateway | PeerLost] = asyncio.Queue()
         self._changed = asyncio.Event()
@@ -108,7 +108,7 @@ class ToyTarget:
         stats = TargetStats(pipe=self.pipe)
         stats.acceptance.add_round(4, 2, 3)
         return TargetStatus(
-            target_id=self._name,
+            target_id=self.name,
             model=self.model,
             max_model_len=self.max_model_len,
             num_running=running,

@@ -85,6 +85,26 @@ async def test_a_view_has_the_states_of_health_and_the_counts_by_position(start_
     assert "t0 does not answer: it gets no requests until it does" in [each["text"] for each in view["events"]]
 
 
+async def test_targets_of_one_name_are_told_apart_as_in_metrics(start_gateway: Any) -> None:
+    gateway = await start_gateway(num_targets=3, fetch_hub_status=fetch_hub)
+    gateway.targets[2].name = gateway.targets[1].name
+    view = await view_when(gateway, lambda view: "at" in view["targets"][2]["name"])
+    names = [each["name"] for each in view["targets"]]
+    assert names == ["t0", "t1 at toy://t1", "t1 at toy://t2"]
+    for _ in names:
+        await ask(gateway)
+    star = (await gateway.http.get("/dashboard/state")).json()["star"]
+    assert {each["target"] for each in star["requests"]} == set(names)
+    await asyncio.sleep(0.3)  # /metrics may be up to a quarter of a second old
+    families = text_string_to_metric_families((await gateway.http.get("/metrics")).text)
+    assert {each.labels["target"] for family in families for each in family.samples if "target" in each.labels} == {
+        *names
+    }
+    gateway.targets[1].is_connected = False
+    view = await view_when(gateway, lambda view: view["targets"][1]["state"] == "unreachable")
+    assert [each["name"] for each in view["targets"]] == names
+
+
 async def test_a_view_has_the_stages_of_a_target_with_the_numbers_of_metrics(start_gateway: Any) -> None:
     gateway = await start_gateway()
     stages = [

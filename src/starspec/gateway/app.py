@@ -136,7 +136,7 @@ class Routes:
     ) -> Delivery:
         generation = Generation(served.targets, generation_request, reply_id)
         builder = make_builder(generation_request.options, reply_id)
-        note_finished = partial(self._services.feed.requests.add, reply_id)
+        note_finished = partial(self._services.feed.note_finished, reply_id)
         return make_delivery(
             generation_request, generation, builder, timer, self._retry_after, served.codec.run, note_finished
         )

@@ -78,10 +78,9 @@ class Generation:
         return self._num_unfinished == 0
 
     @property
-    def target_name(self) -> str:
+    def target(self) -> RoutedTarget:
         """The target of the first answer."""
-        routed, _ = self._placed[0]
-        return str(routed.name or routed.endpoint)
+        return self._placed[0][0]
 
     async def next(self, timeout_s: float | None = None) -> Progress | None:
         """The next progress of any answer; None if `timeout_s` passes without one.

@@ -23,6 +23,7 @@ from starspec.gateway.http_errors import HttpError, http_error_of
 from starspec.gateway.metrics import RequestTimer
 from starspec.gateway.replies import Reply, RequestMetrics, Usage
 from starspec.gateway.retry_after import RetryAfter
+from starspec.gateway.routed_target import RoutedTarget
 from starspec.wire.messages import EngineOutput
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
@@ -97,7 +98,7 @@ class Delivery:
         timer: RequestTimer,
         retry_after: RetryAfter,
         run: Callable[[Callable[[], bytes]], Awaitable[bytes]],
-        note_finished: Callable[[str, int, Sequence[Answer]], None],
+        note_finished: Callable[[RoutedTarget, int, Sequence[Answer]], None],
     ) -> None:
         self._request = request
         self._run = run
@@ -161,7 +162,7 @@ class Delivery:
             self.retry_after.finish()
         if self.generation.is_finished:
             self.timer.finish()
-            self._note_finished(self.generation.target_name, self._request.num_prompt_tokens, self._answers)
+            self._note_finished(self.generation.target, self._request.num_prompt_tokens, self._answers)
         return progress, is_first
 
     def _new_answer(self, choice: int) -> Answer:

@@ -46,13 +46,18 @@ class TargetSet:
 
     @property
     def statuses(self) -> tuple[TargetStatus, ...]:
-        """The statuses of the live targets. Targets of the same name get their endpoints in the name."""
-        live = [(routed, routed.status) for routed in self.targets if routed.is_live and routed.status is not None]
-        num_namesakes = Counter(status.target_id for _, status in live)
+        """The statuses of the live targets, with the names that `names` gives them."""
         return tuple(
-            status if num_namesakes[status.target_id] == 1 else _renamed(status, routed.endpoint)
-            for routed, status in live
+            msgspec.structs.replace(routed.status, target_id=TargetId(name))
+            for routed, name in zip(self.targets, self.names, strict=True)
+            if routed.is_live and routed.status is not None
         )
+
+    @property
+    def names(self) -> list[str]:
+        """What people read of each target: the name that it told, with its endpoint if another one told the same."""
+        num_of = Counter(each.name for each in self.targets)
+        return [_name_among(num_of[each.name], each) for each in self.targets]
 
     @property
     def is_ready(self) -> bool:
@@ -99,5 +104,8 @@ class TargetSet:
         return routed
 
 
-def _renamed(status: TargetStatus, endpoint: str) -> TargetStatus:
-    return msgspec.structs.replace(status, target_id=TargetId(f"{status.target_id} at {endpoint}"))
+def _name_among(num_namesakes: int, routed: RoutedTarget) -> str:
+    """Args: num_namesakes: targets of its name, with itself."""
+    if routed.name is None:
+        return routed.endpoint
+    return str(routed.name) if num_namesakes == 1 else f"{routed.name} at {routed.endpoint}"

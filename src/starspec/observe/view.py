@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from starspec.ids import TargetId
 from starspec.observe.metrics import StatusSnapshot
 from starspec.observe.quantities import (
     HUB_COUNTERS,
@@ -50,7 +51,7 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True):
 class TargetView(msgspec.Struct, frozen=True, kw_only=True):
     """One target."""
 
-    name: str  # its endpoint, until it has told its name
+    name: str  # its endpoint, until it has told its name; no two targets have the same
     state: str  # as /health names it
     for_s: float  # seconds in this state
     hub: LinkView | None = None  # None: it has no hub, or has not told
@@ -141,8 +142,11 @@ def _values(quantities: Sequence[Quantity[S]], status: S) -> Values:
 
 
 def snapshot_of(view: StarView) -> StatusSnapshot:
-    """The statuses in a view, as tables take them."""
-    hubs = [hub.status for hub in view.hubs if hub.status is not None]
-    return StatusSnapshot(
-        tuple(target.status for target in view.targets if target.status is not None), hubs[0] if hubs else None
+    """The statuses in a view, as tables take them: under the names of the view."""
+    targets = (
+        msgspec.structs.replace(each.status, target_id=TargetId(each.name))
+        for each in view.targets
+        if each.status is not None
     )
+    hubs = [hub.status for hub in view.hubs if hub.status is not None]
+    return StatusSnapshot(tuple(targets), hubs[0] if hubs else None)

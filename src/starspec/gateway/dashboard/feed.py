@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from starspec import __version__
+from starspec.gateway.answers import Answer
 from starspec.gateway.background import STEPS
 from starspec.gateway.dashboard.finished import FinishedRequests
 from starspec.gateway.hub_status import HubStatusPoller
@@ -51,7 +52,7 @@ class StarFeed:
         shows_text: bool,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self.requests = FinishedRequests(shows_text=shows_text, wall_clock=wall_clock)
+        self._requests = FinishedRequests(shows_text=shows_text, wall_clock=wall_clock)
         self._router = router
         self._hub = hub
         self._model = model
@@ -61,6 +62,13 @@ class StarFeed:
         self._events: deque[EventView] = deque(maxlen=NUM_EVENTS)
         self._last: StarView | None = None
         self._watching: list[asyncio.Future[bytes]] = []  # for the next frame; done: they have left
+
+    def note_finished(
+        self, request_id: str, target: RoutedTarget, num_prompt_tokens: int, answers: Sequence[Answer]
+    ) -> None:
+        """A request has ended, and all its answers are whole. Args: target: the one that answered first."""
+        name = self._router.names[self._router.targets.index(target)]
+        self._requests.add(request_id, name, num_prompt_tokens, answers)
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -97,9 +105,9 @@ class StarFeed:
             version=__version__,
             is_ready=self._router.is_ready,
             shows_text=self._shows_text,
-            targets=[_target_view(each) for each in self._router.targets],
+            targets=[*map(_target_view, self._router.targets, self._router.names)],
             hubs=[] if self._hub is None else [_hub_view(self._hub)],
-            requests=self.requests.latest,
+            requests=self._requests.latest,
             events=list(self._events),
         )
 
@@ -113,11 +121,11 @@ def _hand_out(frame: bytes, watching: Sequence[asyncio.Future[bytes]]) -> None:
         asyncio.get_running_loop().call_soon(_hand_out, frame, rest)
 
 
-def _target_view(routed: RoutedTarget) -> TargetView:
+def _target_view(routed: RoutedTarget, name: str) -> TargetView:
     status = routed.status
     has_hub = status is not None and status.hub_state is not None
     return TargetView(
-        name=str(routed.name or routed.endpoint),
+        name=name,
         state=routed.state,
         for_s=routed.state_s,
         hub=LinkView(state=str(status.hub_state), for_s=status.hub_state_s) if status and has_hub else None,

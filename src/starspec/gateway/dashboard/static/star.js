@@ -141,7 +141,7 @@ function updateRow(row, target, hub, now) {
     say(layers, stage.layers.length > most ? "" : stage.layers);
     box.setAttribute("class", `node ${isLost(stage) ? "bad" : "good"}`);
   });
-  const atHub = hub?.targets[target.name] ?? {};
+  const atHub = hub?.targets[target.status?.target_id] ?? {}; // the hub knows one of a name
   const counts = {
     requests: target.metrics.generation_tokens,
     proposals: atHub.hub_target_proposals,
