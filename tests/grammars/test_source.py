@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from starspec.errors import RequestError
-from starspec.grammars.source import MAX_COMPLAINT, check_grammar
+from starspec.grammars.source import MAX_COMPLAINT, check_grammar, source_of, start
+from starspec.grammars.vocabulary import bytes_and
 from starspec.sampling.grammar import GrammarSpec
 
 NESTED = {"type": "object", "properties": {"a/b": {"anyOf": [{"type": "null"}, {"type": "strin"}]}}}
@@ -25,13 +27,20 @@ NESTED = {"type": "object", "properties": {"a/b": {"anyOf": [{"type": "null"}, {
         ("json", "[1]", "must be an object"),
         ("json", "[" * 9999, "recursion"),
         ("json", '{"allOf": [{"type": "string"}, {"type": "integer"}]}', "Unsatisfiable schema"),
+        ("json", '{"$ref": "#"}', "json: no text fits it: it refers to itself only, or allows nothing (at #)"),
+        ("json", '{"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"$ref": "#/$defs/x"}}}', "nothing (at #/allOf/0)"),
+        ("regex", "[^\\x00-\\U0010ffff]", "no text fits it"),
+        ("grammar", "start: start", "no text fits it"),
         ("regex", "ab(c", "unclosed group"),
         ("choice", "[1]", "choice"),
         ("grammar", 'start: "a" foo', 'unknown name: "foo"'),
         ("grammar", 'root ::= "a" b', "Rule 'b' not found"),
         ("grammar", "start: " + " ".join(["/a?/"] * 6000), "Too many items"),
         ("grammar", "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(2500)), "1000 are allowed"),
-        ("grammar", "\n" * 2**15, "GBNF may have 16384"),
+        ("grammar", 'root ::= "a"' + "\n" * 2**14, "may have 16384"),
+        ("grammar", 'root ::= "a', "read as GBNF, because its rules have '::='"),
+        ("grammar", "one: two", "no start rule"),
+        ("grammar", "", "Empty grammar"),
         ("json", '{"items":' * 400 + "{}" + "}" * 400, "recursion limit exceeded"),
     ],
 )
@@ -40,6 +49,7 @@ def test_what_is_wrong_is_said_with_its_place(kind, text, words) -> None:
         check_grammar(GrammarSpec(kind, text))
     assert caught.value.param == f"structured_outputs.{kind}"
     assert words in str(caught.value)
+    assert not re.search("NoExtension|verbose", str(caught.value))
 
 
 def test_a_complaint_is_short_however_long_the_schema() -> None:
@@ -62,3 +72,34 @@ def test_a_complaint_is_short_however_long_the_schema() -> None:
 )
 def test_what_is_sound_passes(kind, text) -> None:
     check_grammar(GrammarSpec(kind, text))
+
+
+def accepts(spec: GrammarSpec, text: str) -> bool:
+    matcher = start(source_of(spec), bytes_and(()))
+    assert not matcher.is_error(), matcher.get_error()
+    token_ids = list(text.encode())
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('root ::= start "!"\nstart ::= "start" | [start]', ["start!", "s!"]),  # a text and a class stay
+        ('root ::= Start a-b a_b\nStart ::= "s"\na-b ::= "1"\na_b ::= "2" # a-b', ["s12"]),
+        ('start ::= root2\nroot ::= start start-2\nroot2 ::= "x"\nstart-2 ::= "y"', ["xy"]),
+        ('# start: of all\n  root::="a"', ["a"]),
+        ('?start: "a ::= b"', ["a ::= b"]),
+        ('!start : x\nx: "y ::= " /[a-z]/ // root ::= "z"', ["y ::= q"]),
+        ('%llguidance {}\nstart: %json {"const": "::="}', ['"::="']),
+    ],
+)
+def test_what_defines_rules_decides_whether_a_grammar_is_gbnf(text: str, words: list[str]) -> None:
+    for word in words:
+        assert accepts(GrammarSpec("grammar", text), word)
+        assert not accepts(GrammarSpec("grammar", text), f"{word}~")
+
+
+def test_a_choice_may_have_any_character() -> None:
+    odd = ["".join(map(chr, range(1, 0x300))), "\x7f", "\0", "\u2028", "\ufeff", "😀", '\\x7f"', "/x/", "%json {}"]
+    for each in odd:
+        assert accepts(GrammarSpec("choice", json.dumps(odd)), each)

@@ -12,6 +12,7 @@ import torch
 from llguidance import LLMatcher
 from torch import Tensor
 
+from starspec.grammars.source import complaint_of
 from starspec.quoting import readable
 from starspec.speculation.budget import MAX_FORWARDED
 from starspec.speculation.tree import EMPTY_TREE, ROOT, DraftTree
@@ -57,8 +58,8 @@ class GrammarMatcher:
 
     @property
     def complaint(self) -> str:
-        """What llguidance has to say against the grammar, in its words; mostly nothing."""
-        return self._matcher.get_error()
+        """What there is to say against the grammar; mostly nothing."""
+        return complaint_of(self._matcher)
 
     @property
     def failure(self) -> str:

@@ -17,9 +17,14 @@ from starspec.sampling.grammar import GrammarSpec
 
 # Whitespace between the parts of JSON is bounded: a model that samples it again and again would never end.
 JSON_OPTIONS: Final[Any] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
+NO_EXTENSION: Final = "NoExtensionBias"  # llguidance's word
+NOTHING_FITS: Final = "no text fits it: it refers to itself only, or allows nothing"
+NOT_VERBOSE: Final = "<non-verbose/>"  # in place of the parser's state
 MAX_SEARCHED: Final = 2**18  # characters of subschemas that are compiled to find the one that is at fault
 MAX_COMPLAINT: Final = 500  # characters
-LARK_RULE: Final = re.compile(r"%llguidance\b|start\s*:")  # every grammar has such a line, or is GBNF
+GBNF_RULE: Final = re.compile(r"^[ \t]*([\w-]+)[ \t]*::=", re.MULTILINE)  # no line of Lark begins so
+# In GBNF, what a name is not part of, or else a name.
+GBNF_NAME: Final = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|([\w-]+)')
 RULE: Final = re.compile(r"[\w})\]]\s*:")  # what a rule begins with; keys of JSON end with a quote before the colon
 MAX_RULES: Final = 1000
 MAX_GBNF: Final = 2**14  # characters; its conversion takes the square of a chain of rules
@@ -61,7 +66,7 @@ def source_of(spec: GrammarSpec) -> str:
             case "regex":
                 return LLMatcher.grammar_from_regex(spec.text)
             case "choice":
-                choices = [json.dumps(each, ensure_ascii=False) for each in json.loads(spec.text)]
+                choices = [json.dumps(each) for each in json.loads(spec.text)]  # Lark takes no \x7f that is not escaped
                 return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
             case "grammar":
                 return LLMatcher.grammar_from_lark(_lark(spec.text))
@@ -82,11 +87,11 @@ def _of_schema(schema: dict[str, Any]) -> str:
 
 
 def _lark(text: str) -> str:
-    """Lark, or GBNF converted to it.
+    """Lark, or GBNF converted to it. GBNF is what has rules with `::=`.
 
     A chain of thousands of rules would end this process: the library follows it on the stack.
     """
-    if not any(LARK_RULE.match(line.lstrip()) for line in text.splitlines()):
+    if GBNF_RULE.search(text):
         text = _converted(text)
     num_rules = len(RULE.findall(text))
     if num_rules > MAX_RULES:
@@ -97,12 +102,33 @@ def _lark(text: str) -> str:
 def _converted(gbnf: str) -> str:
     if len(gbnf) > MAX_GBNF:
         raise ValueError(
-            f"has {len(gbnf)} characters; GBNF may have {MAX_GBNF}, and more only Lark, with a rule 'start:'"
+            f"has {len(gbnf)} characters; GBNF, with '::=' in its rules, may have {MAX_GBNF}, and more only Lark"
         )
     try:
-        return gbnf_to_lark(gbnf)
+        return gbnf_to_lark(_with_distinct_names(gbnf))
     except Exception as error:  # the converter raises nothing more special
-        raise ValueError(f"neither Lark nor GBNF: {error}") from error
+        raise ValueError(f"read as GBNF, because its rules have '::=': {error}") from error
+
+
+def _with_distinct_names(gbnf: str) -> str:
+    """The same grammar, with a number behind names of rules that would be the same in Lark.
+
+    The converter calls `root` `start`. Names of Lark are in lower case, or in upper case, and have no hyphens.
+    """
+    names: dict[str, str] = {}
+    taken = {"start"}
+    for name in dict.fromkeys(GBNF_RULE.findall(gbnf)):
+        number, names[name] = 1, name
+        while _folded(names[name]) in taken:
+            number += 1
+            names[name] = f"{name}-{number}"
+        taken.add(_folded(names[name]))
+    return GBNF_NAME.sub(lambda found: names.get(found[1] or "", found[0]), gbnf)
+
+
+def _folded(name: str) -> str:
+    """The same for names of rules that could be the same in Lark."""
+    return name.replace("-", "").replace("_", "").lower()
 
 
 def start(source: str, tokenizer: LLTokenizer) -> LLMatcher:
@@ -116,8 +142,14 @@ def start(source: str, tokenizer: LLTokenizer) -> LLMatcher:
     return matcher
 
 
+def complaint_of(matcher: LLMatcher) -> str:
+    """What llguidance has to say against a grammar, in words for people; mostly nothing."""
+    lines = [each for each in matcher.get_error().splitlines() if each != NOT_VERBOSE]
+    return "\n".join(NOTHING_FITS if each == NO_EXTENSION else each for each in lines)
+
+
 def _complaint(source: str, special_tokens: tuple[str, ...] = ()) -> str:
-    return start(source, bytes_and(special_tokens)).get_error()
+    return complaint_of(start(source, bytes_and(special_tokens)))
 
 
 def _complaint_about(schema: dict[str, Any]) -> str:
