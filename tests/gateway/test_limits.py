@@ -97,7 +97,9 @@ async def test_an_unknown_model_names_the_one_there_is_and_an_omitted_one_takes_
     assert reply.status_code == 404
     assert reply.json()["error"]["message"] == "the model 'gpt-4' does not exist; this server has 'our-model'"
     reply = await gateway.post("/v1/completions", model="our-modell", prompt="hi")
-    assert reply.json()["error"]["message"] == "the model 'our-modell' does not exist; did you mean 'our-model'?"
+    assert reply.json()["error"]["message"] == (
+        "the model 'our-modell' does not exist; this server has 'our-model'; did you mean 'our-model'?"
+    )
     assert (await gateway.post("/v1/completions", prompt="hi")).json()["model"] == "our-model"
 
 

@@ -269,6 +269,7 @@ async def test_a_failure_in_mid_stream_is_an_error_for_the_client(gateway: Any) 
         ({"background": True}, "background", "not supported"),
         ({"include": ["reasoning.encrypted_content"]}, "include", "not supported"),
         ({"instructons": "x"}, "instructons", "did you mean 'instructions'?"),
+        ({"max_tokens": 4}, "max_tokens", "did you mean 'max_output_tokens'?"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
         ({"tools": [CLOCK]}, "tools", "chat template"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "no tool"),

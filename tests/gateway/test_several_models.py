@@ -74,7 +74,7 @@ async def test_a_request_that_names_no_model_gets_the_first(both: Any) -> None:
 async def test_an_unknown_model_is_a_404_with_the_names_there_are(both: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="does not exist; this server has 'toy-model', 'second'"):
         await both.client.chat.completions.create(model="gpt", messages=[USER])
-    with pytest.raises(openai.NotFoundError, match=r"did you mean 'second'\?"):
+    with pytest.raises(openai.NotFoundError, match=r"has 'toy-model', 'second'; did you mean 'second'\?"):
         await both.client.models.retrieve("secnd")
 
 

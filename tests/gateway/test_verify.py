@@ -83,3 +83,19 @@ async def test_a_target_that_generates_instead_of_a_verdict_is_a_501(gateway: An
 async def test_what_is_wrong_with_a_draft_is_named(gateway: Any, body: dict[str, Any], param: str) -> None:
     response = await gateway.post("/v1/verify", **body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("stream", "stream is for completions and chats: ask there"),
+        ("max_tokens", "max_tokens is for completions and chats: ask there"),
+        ("structured_outputs", "structured_outputs is for completions and chats: ask there"),
+        ("draft_tokens_ids", "did you mean 'draft_token_ids'?"),
+        ("stoer", "unknown parameter 'stoer': leave it out"),
+    ],
+)
+async def test_a_hint_names_only_what_this_route_takes(gateway: Any, name: str, words: str) -> None:
+    response = await gateway.post("/v1/verify", prompt="a", draft_token_ids=[1], **{name: 1})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+    assert words in response.json()["error"]["message"]

@@ -58,8 +58,10 @@ class Services:
         found = next(iter(self.served.values())) if asked is None else self.served.get(asked)
         if found is None:
             near = get_close_matches(shortened(asked or ""), self.served, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"this server has {', '.join(map(repr, self.served))}"
-            raise RequestError(f"the model {quoted(asked or '')} does not exist; {hint}", "model", 404)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            names = ", ".join(map(repr, self.served))
+            sentence = f"the model {quoted(asked or '')} does not exist; this server has {names}{hint}"
+            raise RequestError(sentence, "model", 404)
         return found
 
     def snapshot(self) -> StatusSnapshot:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import structlog
 
 from starspec.errors import RequestError
+from starspec.gateway.schema import ChatCompletionRequest, CompletionRequest
 from starspec.quoting import quoted, shortened
 
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
@@ -89,6 +90,8 @@ OF_A_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {  # what a chat templat
     "refusal": ("",),
 }
 
+NEAR: Final = 0.7  # of difflib's ratio: `max_tokens` is not `draft_token_ids`, but may be `max_output_tokens`
+OF_COMPLETIONS: Final = frozenset({*CompletionRequest.model_fields, *ChatCompletionRequest.model_fields})
 OLD_TOOLS: Final = "chats take tools and tool_choice in its place: use those, or leave this out"
 STATELESS: Final = "this server keeps no responses: send the whole conversation as input, and leave this out"
 OLD_GUIDED: Final = 'use structured_outputs in its place, as {"json": ...}, "regex", "choice" or "grammar"'
@@ -122,9 +125,16 @@ def refuse_unsupported(extras: Mapping[str, Any] | None, fields: Collection[str]
         if name in UNSUPPORTED:
             _refuse(name, value, UNSUPPORTED[name], "")
         elif name not in WITHOUT_EFFECT:
-            near = get_close_matches(shortened(name), [*fields, *UNSUPPORTED, *WITHOUT_EFFECT], n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ": leave it out"
-            raise RequestError(f"unknown parameter {quoted(name)}{hint}", shortened(name))
+            raise RequestError(_unknown(name, fields), shortened(name))
+
+
+def _unknown(name: str, fields: Collection[str]) -> str:
+    """The sentence about a key that is none of the fields."""
+    near = get_close_matches(shortened(name), fields, n=1, cutoff=NEAR)
+    if not near and name in OF_COMPLETIONS:
+        return f"{name} is for completions and chats: ask there, or leave this out"
+    hint = f"; did you mean '{near[0]}'?" if near else ": leave it out"
+    return f"unknown parameter {quoted(name)}{hint}"
 
 
 def refuse_unsupported_parts(index: int, extras: Mapping[str, Any] | None) -> None:
