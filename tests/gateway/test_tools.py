@@ -48,6 +48,7 @@ CLOCK = {"type": "function", "function": {"name": "clock"}}
 USER = {"role": "user", "content": "hi"}
 MANY_VALUES = '{"a": [' + "1," * 2**18 + "1]}"  # parsing them at once would hold Python's lock too long
 ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": 2}}\n</tool_call>'
+CALLED = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 TWO = f'Let me see. \n{ONE}\n<tool_call>{{"name":"clock","arguments":{{}}}}</tool_call>\n'
 JSON_CALLS = ' {"name": "weather", "parameters": {"city": "a; {b}"}}; {"name": "clock", "parameters": {}}'
 
@@ -154,7 +155,7 @@ def test_the_syntax_is_that_of_the_template(tokenizer: Any) -> None:
     [
         (HERMES, "required", True, [ONE, f"{ONE}\n{ONE}"], ["Hi", f"{ONE}\n" * 17, ONE.replace("days", "hours")]),
         (HERMES, "required", False, [ONE, ONE.replace(', "days": 2', "")], [f"{ONE}\n{ONE}"]),
-        (HERMES, "clock", True, ['<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'], [ONE]),
+        (HERMES, "clock", True, [CALLED], [ONE, f"{CALLED}\n{CALLED}"]),  # a named function is called once
         (LLAMA, "required", True, ['{"name": "clock", "parameters": {}}'], [JSON_CALLS, '{"name": "clock"}']),
     ],
 )

@@ -158,7 +158,8 @@ class ToolUse:
         if choice == "none" or not tools:
             return None
         syntax = known(syntax, "tools")
-        most = MAX_CALLS if request.parallel_tool_calls is not False and syntax.opening else 1
+        has_one = isinstance(choice, NamedTool) or request.parallel_tool_calls is False or not syntax.opening
+        most = 1 if has_one else MAX_CALLS
         if choice is None or choice == "auto":
             return cls(syntax, most, None)
         grammar = syntax.demand(tools, most, as_tokens=syntax.are_tokens).spec()
