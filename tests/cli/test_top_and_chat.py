@@ -60,14 +60,16 @@ class Gateway:
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.choices: list[dict[str, Any]] = []  # of the next answers, in place of the words
 
     def stream(self, path: str, body: bytes) -> Iterator[bytes]:
         if path == "/dashboard/events":
             yield msgspec.json.encode(VIEW)
             return
         self.bodies.append(asked := json.loads(body))
-        for word in reversed(asked["messages"][-1]["content"].split()):
-            yield json.dumps({"choices": [{"delta": {"content": f"{word} "}}]}).encode()
+        words = [{"delta": {"content": f"{each} "}} for each in reversed(asked["messages"][-1]["content"].split())]
+        for choice in self.choices or words:
+            yield json.dumps({"choices": [choice]}).encode()
         metrics = METRICS if asked["speculative"] else {"tokens_per_second": 6.0, "speculative_decoding": {}}
         yield json.dumps({"choices": [], "usage": {"completion_tokens": 9}, "metrics": metrics}).encode()
         yield b"[DONE]"
@@ -160,3 +162,46 @@ def test_a_chat_remembers_switches_speculation_and_tells_what_drafts_brought(
     assert said == [["one two"], ["one two", "two one ", "three four"], ["five"]]
     assert [body["speculative"] for body in canned.bodies] == [True, False, False]
     assert {(body["seed"], body["max_tokens"], body["temperature"]) for body in canned.bodies} == {(3, 20, 0.0)}
+
+
+def chatted(url: str, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, *lines: str) -> str:
+    """What a chat of these lines prints, without statistics."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+    outcome = starspec("chat", url)
+    assert outcome.code == 0
+    return "".join(each for each in outcome.out.splitlines(keepends=True) if "9 tokens" not in each)
+
+
+THOUGHTS = [{"delta": {"role": "assistant"}}, {"delta": {"reasoning": "Four"}}, {"delta": {"reasoning": " legs."}}]
+
+
+def test_a_chat_shows_reasoning_and_keeps_it_for_the_template(
+    gateway: Any, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canned, url = gateway
+    canned.choices = [*THOUGHTS, {"delta": {"content": "Tw"}}, {"delta": {"content": "elve"}, "finish_reason": "stop"}]
+    out = chatted(url, starspec, monkeypatch, "dogs?", "and cats?")
+    assert out == 2 * "<think>\nFour legs.\n</think>\nTwelve\n"
+    said = {"role": "assistant", "content": "Twelve", "reasoning": "Four legs."}
+    assert canned.bodies[1]["messages"][1] == said
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ([*THOUGHTS, {"delta": {}, "finish_reason": "length"}], "--max-tokens was reached before it began."),
+        ([{"delta": {"content": ""}, "finish_reason": "stop"}], "The answer is empty."),
+        ([{"delta": {"content": " \n"}, "finish_reason": "stop"}], "The answer is empty."),
+    ],
+)
+def test_an_empty_answer_is_told_and_forgotten(
+    gateway: Any,
+    starspec: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    choices: list[dict[str, Any]],
+    words: str,
+) -> None:
+    canned, url = gateway
+    canned.choices = choices
+    assert f"{words} Your line is not part of the conversation.\n" in chatted(url, starspec, monkeypatch, "a", "b")
+    assert [[each["content"] for each in body["messages"]] for body in canned.bodies] == [["a"], ["b"]]

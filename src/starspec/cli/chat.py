@@ -19,6 +19,9 @@ HELP: Final = """\
 /quit              end, as Ctrl-D does"""
 PROMPT: Final = "> "
 INDENT: Final = "  "
+NEW_LINE: Final = "\n"
+THINKS: Final = "<think>"
+ANSWERS: Final = "</think>"
 
 
 @dataclass(slots=True)
@@ -105,14 +108,12 @@ def _next_line(prompt: str) -> str | None:
 
 
 def _answer(client: GatewayClient, conversation: Conversation, line: str) -> None:
-    """Print an answer as it comes, and its statistics. One that fails or is interrupted leaves no trace."""
+    """Print an answer as it comes, and its statistics. One that fails, is interrupted or is empty leaves no trace."""
     conversation.messages.append({"role": "user", "content": line})
-    text, last = "", {}
+    answer, last = Answer(), {}
     try:
         for last in client.chat(conversation.body()):
-            part = last["choices"][0]["delta"].get("content") if last["choices"] else None
-            text += part or ""
-            print(part or "", end="", flush=True)
+            answer.take(last)
     except KeyboardInterrupt:
         conversation.messages.pop()
         print(f"\n{INDENT}stopped")
@@ -121,8 +122,55 @@ def _answer(client: GatewayClient, conversation: Conversation, line: str) -> Non
         conversation.messages.pop()
         print(f"{INDENT}{error}")
         return
-    conversation.messages.append({"role": "assistant", "content": text})
-    print(f"\n{INDENT}{statistics(last)}")
+    if answer.is_empty:
+        conversation.messages.pop()
+        print(f"\n{INDENT}{answer.why_empty} Your line is not part of the conversation.")
+    else:
+        conversation.messages.append(answer.message())
+        print()
+    print(f"{INDENT}{statistics(last)}")
+
+
+class Answer:
+    """An answer as it comes. Prints it, and the model's reasoning before it between tags, dim on a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console  # noqa: PLC0415
+
+        self._console = Console(highlight=False)
+        self._text = self._reasoning = self._finish_reason = ""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._text.strip()
+
+    @property
+    def why_empty(self) -> str:
+        """A sentence about an empty answer."""
+        if self._finish_reason != "length":
+            return "The answer is empty."
+        return "There is no answer: --max-tokens was reached before it began."
+
+    def take(self, chunk: dict[str, Any]) -> None:
+        """Print what a chunk adds."""
+        for choice in chunk["choices"]:
+            self._finish_reason = choice.get("finish_reason") or ""
+            reasoning, text = (choice["delta"].get(key) or "" for key in ("reasoning", "content"))
+            if reasoning:
+                self._print_dim(reasoning if self._reasoning else f"{THINKS}\n{reasoning}")
+                self._reasoning += reasoning
+            if text and self._reasoning and not self._text:
+                self._print_dim(f"{'' if self._reasoning.endswith(NEW_LINE) else NEW_LINE}{ANSWERS}\n")
+            print(text if self._text.strip() else text.lstrip(NEW_LINE), end="", flush=True)
+            self._text += text
+
+    def message(self) -> dict[str, str]:
+        """As part of the conversation. The chat template decides what the model sees of its reasoning."""
+        reasoning = {"reasoning": self._reasoning} if self._reasoning else {}
+        return {"role": "assistant", "content": self._text, **reasoning}
+
+    def _print_dim(self, text: str) -> None:
+        self._console.out(text, style="dim", end="")
 
 
 def statistics(chunk: dict[str, Any]) -> str:
