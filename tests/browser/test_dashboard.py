@@ -196,13 +196,15 @@ def test_the_playground_says_why_it_cannot(star: Any, open_page: Any) -> None:
     )
     page.click("#run")
     page.wait_for_selector("#verdict.bad:has-text('too long')")
+    assert page.is_hidden("#play-model")  # there is one model
 
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[str]:
-    """The address of a gateway that asks for a key."""
+    """The address of a gateway that asks for a key. It serves two models."""
     log = tmp_path / "gateway.log"
     command = [sys.executable, "-m", "starspec", "gateway", "--target", "synthetic:vocab=256", "--port", "0"]
+    command += ["--served-model-name", "first", "--also", "second=synthetic:vocab=512"]
     command += ["--endpoint", "tcp://127.0.0.1:1"]  # nobody is there
     with log.open("wb") as output:
         environment = {**os.environ, "STARSPEC_API_KEY": "secret"}
@@ -234,6 +236,29 @@ def test_the_page_asks_for_the_key(locked: str, open_page: Any) -> None:
     assert "secret" not in page.url
     page.reload()
     page.wait_for_selector("#health:has-text('no target answers')")  # the tab remembers it
+
+
+def test_the_playground_asks_the_model_that_is_chosen(locked: str, open_page: Any) -> None:
+    page = open_page(locked, refuses=True)
+    page.fill("#key", "secret")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#play-model:visible")
+    assert page.inner_text("#model") == "first, second"
+    assert page.locator("#play-model option").all_inner_texts() == ["first", "second"]
+    bodies = []
+
+    def answer(route: Any) -> None:
+        bodies.append(route.request.post_data_json)
+        route.fulfill(status=200, body='{"tokens": [1]}' if "tokenize" in route.request.url else "data: [DONE]\n\n")
+
+    page.route("**/tokenize", answer)
+    page.route("**/v1/completions", answer)
+    for chosen in ("first", "second"):
+        page.select_option("#play-model", chosen)
+        page.click("#run")
+        page.wait_for_selector("#run:enabled")
+        assert {each["model"] for each in bodies} == {chosen}
+        bodies.clear()
 
 
 def test_everything_is_reached_by_keyboard_and_has_a_name(star: Any, open_page: Any) -> None:

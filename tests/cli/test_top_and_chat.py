@@ -31,7 +31,7 @@ STATUS = TargetStatus(
 )
 VIEW = StarView(
     time_s=7.0,
-    model="toy",
+    models=["toy"],
     version="1",
     is_ready=True,
     shows_text=False,
@@ -179,10 +179,11 @@ def test_a_chat_shows_reasoning_and_keeps_it_for_the_template(
     gateway: Any, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     canned, url = gateway
-    canned.choices = [*THOUGHTS, {"delta": {"content": "Tw"}}, {"delta": {"content": "elve"}, "finish_reason": "stop"}]
+    answer = [{"delta": {"content": "\n\nTw"}}, {"delta": {"content": "elve\n"}, "finish_reason": "stop"}]
+    canned.choices = [*THOUGHTS, {"delta": {"reasoning": "\n"}}, *answer]
     out = chatted(url, starspec, monkeypatch, "dogs?", "and cats?")
-    assert out == 2 * "<think>\nFour legs.\n</think>\nTwelve\n"
-    said = {"role": "assistant", "content": "Twelve", "reasoning": "Four legs."}
+    assert out == 2 * "<think>\nFour legs.\n</think>\nTwelve\n\n"
+    said = {"role": "assistant", "content": "\n\nTwelve\n", "reasoning": "Four legs.\n"}
     assert canned.bodies[1]["messages"][1] == said
 
 

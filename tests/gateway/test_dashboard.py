@@ -139,7 +139,7 @@ async def test_the_state_comes_with_its_history(start_gateway: Any) -> None:
     assert len(times) >= 1
     columns = [*whole["history"]["targets"][0].values(), *whole["history"]["hubs"][0].values()]
     assert {len(column) for column in columns} == {len(times)}
-    assert whole["star"]["model"] == "toy-model"
+    assert whole["star"]["models"] == ["toy-model"]
 
 
 async def ask(gateway: Any) -> None:

@@ -52,6 +52,7 @@ async def test_all_models_are_listed(both: Any) -> None:
     listed = await both.client.models.list()
     assert [model.id for model in listed.data] == ["toy-model", "second"]
     assert (await both.client.models.retrieve("second")).id == "second"
+    assert (await both.http.get("/dashboard/state")).json()["star"]["models"] == ["toy-model", "second"]
 
 
 async def test_a_request_goes_to_a_target_of_its_model_and_the_reply_names_it(both: Any) -> None:

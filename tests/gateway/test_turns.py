@@ -254,7 +254,7 @@ async def test_metrics_and_health_are_rendered_once_however_many_ask(
 
 
 async def test_very_many_dashboards_get_a_frame_a_few_at_a_time(target: Any) -> None:
-    feed = StarFeed(Router([target]), None, "toy", shows_text=False)
+    feed = StarFeed(Router([target]), None, ["toy"], shows_text=False)
     num_told = 0
 
     async def watch() -> None:

@@ -21,7 +21,7 @@ HUB = HubView(name="tiny", state="connected", for_s=1.0, metrics={"hub_handshake
 
 
 def star(target: TargetView = TARGET, hub: HubView = HUB) -> StarView:
-    empty: Any = {"requests": [], "events": [], "model": "toy", "version": "1", "shows_text": False}
+    empty: Any = {"requests": [], "events": [], "models": ["toy"], "version": "1", "shows_text": False}
     return StarView(time_s=7.0, is_ready=True, targets=[target], hubs=[hub], **empty)
 
 

@@ -12,7 +12,7 @@ def view(time_s: float, *tokens_per_s: float | None, load: float | None = None) 
     """A star whose targets emit so much; None = not connected."""
     return StarView(
         time_s=time_s,
-        model="toy",
+        models=["toy"],
         version="1",
         is_ready=True,
         shows_text=False,

@@ -73,7 +73,7 @@ def table_of(view: StarView, url: str) -> RenderableType:
     from starspec.observe.table import star_table  # noqa: PLC0415
     from starspec.observe.view import snapshot_of  # noqa: PLC0415
 
-    table = star_table(snapshot_of(view), _states(view), f"{view.model} at {url}")
+    table = star_table(snapshot_of(view), _states(view), f"{', '.join(view.models)} at {url}")
     events = [f"{time.strftime('%H:%M:%S', time.localtime(each.time_s))}  {each.text}" for each in view.events]
     return Group(table, *map(Text, events[:NUM_EVENTS]))
 

@@ -150,7 +150,7 @@ class GatewayServer:
             )
             for each in self._models
         ]
-        names = ", ".join(each.identity.model for each in served)
+        names = [each.identity.model for each in served]
         services = Services(
             config=self._config,
             served={each.identity.model: each for each in served},

@@ -100,7 +100,7 @@ class StarView(msgspec.Struct, frozen=True, kw_only=True):
     """The star at one moment."""
 
     time_s: float  # Unix time
-    model: str
+    models: list[str]  # as /v1/models names them
     version: str
     is_ready: bool  # a target can answer
     shows_text: bool

@@ -39,7 +39,7 @@ class StarFeed:
     """What a dashboard is told. A frame is made once, however many watch, and not at all while nobody does.
 
     Args:
-        model: as /v1/models names it.
+        models: as /v1/models names them.
         wall_clock: Unix time.
     """
 
@@ -47,7 +47,7 @@ class StarFeed:
         self,
         router: Router,
         hub: HubStatusPoller | None,
-        model: str,
+        models: Sequence[str],
         *,
         shows_text: bool,
         wall_clock: Callable[[], float] = time.time,
@@ -55,7 +55,7 @@ class StarFeed:
         self._requests = FinishedRequests(shows_text=shows_text, wall_clock=wall_clock)
         self._router = router
         self._hub = hub
-        self._model = model
+        self._models = list(models)
         self._shows_text = shows_text
         self._wall_clock = wall_clock
         self._recorder = Recorder()
@@ -101,7 +101,7 @@ class StarFeed:
     def _view(self) -> StarView:
         return StarView(
             time_s=self._wall_clock(),
-            model=self._model,
+            models=self._models,
             version=__version__,
             is_ready=self._router.is_ready,
             shows_text=self._shows_text,

@@ -4,7 +4,7 @@ import { showCharts, restyle } from "./charts.js";
 import { byId, clock, say } from "./dom.js";
 import { KeyNeeded, follow, hasKey, setKey } from "./feed.js";
 import { showHubs } from "./hub.js";
-import { setUpPlayground } from "./playground.js";
+import { offerModels, setUpPlayground } from "./playground.js";
 import { isLost } from "./stages.js";
 import { showStar } from "./star.js";
 import { showStrip } from "./strip.js";
@@ -60,7 +60,8 @@ let last;
 
 function show(star, history) {
   last = [star, history];
-  say(byId("model"), star.model);
+  say(byId("model"), star.models.join(", "));
+  offerModels(star.models);
   say(byId("version"), star.version);
   document.documentElement.dataset.time = clock(star.time_s);
   showHealth(...healthOf(star));
@@ -95,5 +96,5 @@ byId("key-form").addEventListener("submit", (event) => {
 });
 addEventListener("resize", () => last && show(...last));
 setUpTheme();
-setUpPlayground(() => last?.[0]);
+setUpPlayground();
 run();

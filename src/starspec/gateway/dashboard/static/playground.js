@@ -4,13 +4,23 @@ import { byId, element, number, percent, say } from "./dom.js";
 import { events, headers } from "./feed.js";
 
 let stopping = null;
+let offered = "";
 
-export function setUpPlayground(star) {
+export function setUpPlayground() {
   byId("play").addEventListener("submit", (event) => {
     event.preventDefault();
-    runBoth(star()?.model);
+    runBoth(byId("play-model").value || undefined); // before the first view: the gateway's first
   });
   byId("stop").addEventListener("click", () => stopping?.abort());
+}
+
+// One of several can be chosen.
+export function offerModels(models) {
+  if (models.join() !== offered) {
+    offered = models.join();
+    byId("play-model").replaceChildren(...models.map((each) => element("option", {}, each)));
+    byId("play-model").parentElement.hidden = models.length < 2;
+  }
 }
 
 async function runBoth(model) {
