@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+import zmq.asyncio
 from structlog.testing import capture_logs
 
 from starspec.errors import PeerLost
-from starspec.gateway.hub_status import HubStatusPoller
+from starspec.gateway.hub_status import HubStatusClient, HubStatusPoller
 from starspec.stats import HubStats
 from starspec.wire.messages import HubStatus
 
@@ -40,3 +44,19 @@ async def test_the_log_says_that_a_hub_is_silent_and_that_it_answers_again() -> 
         for _ in range(5):
             await watch.refresh()
     assert [entry["event"] for entry in logs] == ["the hub does not answer", "the hub answers again"]
+
+
+async def test_a_hub_that_is_gone_is_lost_before_the_time_of_an_answer_is_over() -> None:
+    hub = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+    client = HubStatusClient(f"tcp://127.0.0.1:{hub.bind_to_random_port('tcp://127.0.0.1')}", timeout_s=60.0)
+    try:
+        async with asyncio.timeout(20):
+            asking = asyncio.create_task(client())
+            await hub.recv_multipart()  # and says nothing
+            hub.close(linger=0)
+            with pytest.raises(PeerLost, match="nobody listens"):
+                await asking
+            with pytest.raises(PeerLost, match="nobody listens"):
+                await client()
+    finally:
+        client.close()

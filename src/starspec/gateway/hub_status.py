@@ -21,7 +21,7 @@ from starspec.wire.transports.sockets import connect, host_of, set_limits
 from starspec.wire.transports.unread import LOOK_S, UnreadMonitor
 
 TIMEOUT_S: Final = 1.0
-INTERVAL_S: Final = 1.0
+INTERVAL_S: Final = 0.5
 
 log = structlog.get_logger()
 
@@ -54,19 +54,21 @@ class HubStatusClient:
     async def __call__(self) -> HubStatus:
         """The hub's status now.
 
-        Raises: PeerLost if the hub does not answer in time, PeerProtocolError if it answers with anything else.
+        Raises: PeerLost if the hub does not answer in time, or at once if nobody listens there; PeerProtocolError if
+            it answers with anything else.
         """
         socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES)
-        monitor = UnreadMonitor(socket, peer_port=int(self._endpoint.rpartition(":")[2]))
+        port = int(self._endpoint.rpartition(":")[2])
+        monitor = UnreadMonitor(socket, zmq.EVENT_CLOSED, peer_port=port)
         self._monitors.add(monitor)
         try:
             if self._keys is not None:
                 self._keys.secure_client(socket, self._hub_key)
             connect(socket, self._endpoint)
             async with asyncio.timeout(self._timeout_s):
+                await self._until(zmq.POLLOUT, socket, monitor)
                 await socket.send(encode(Ask(PROTOCOL_VERSION)))
-                while not await socket.poll(int(LOOK_S * 1000)):
-                    monitor.look()
+                await self._until(zmq.POLLIN, socket, monitor)
                 answer = self._decoder.decode(await socket.recv())
         except TimeoutError:
             raise PeerLost(f"the hub at {self._endpoint} did not answer within {self._timeout_s:g} s") from None
@@ -81,6 +83,15 @@ class HubStatusClient:
             raise PeerProtocolError(f"the hub at {self._endpoint} answered Ask with {type(answer).__name__}")
         return answer
 
+    async def _until(self, ready: int, socket: zmq.asyncio.Socket, monitor: UnreadMonitor) -> None:
+        """Wait until the socket can send or receive. Raises: PeerLost if a connection is refused."""
+        poller = zmq.asyncio.Poller()
+        poller.register(socket, ready)
+        while not await poller.poll(int(LOOK_S * 1000)):
+            if any(monitor.events()):
+                raise PeerLost(f"nobody listens at {self._endpoint}, where the hub should be")
+            monitor.unread.look()
+
     def close(self) -> None:
         """Cancel the requests in flight and free the context, which would wait for their sockets. Idempotent."""
         while self._monitors:
@@ -89,7 +100,7 @@ class HubStatusClient:
 
 
 class HubStatusPoller:
-    """Fetches the hub's status once a second. `status` is None while the hub does not answer.
+    """Fetches the hub's status twice a second. `status` is None while the hub does not answer.
 
     The gateway works without it.
     """

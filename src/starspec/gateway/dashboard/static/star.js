@@ -159,7 +159,7 @@ function updateRow(row, target, hub, now) {
   }
 }
 
-// Dots move as fast as the count grows; the hub tells its counts once a second, so a change is kept for a while.
+// Dots move as fast as the count grows; the hub tells its counts every half second, so a change is kept for a while.
 function flow(part, isAlive, count, now) {
   const grown = count - part.count;
   if (grown > 0) {
