@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -161,6 +163,30 @@ def test_end_token_inside_an_accepted_run_ends_text_usage_and_logprobs(drafts: s
         assert len(last.logprobs) == len(last.token_ids)
         assert last.stats is not None
         assert last.stats.acceptance.num_emitted_tokens == len(tokens)
+
+
+class Answers:
+    """A trace that remembers answers."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[float, float, dict[str, str | float]]] = []
+
+    def slice(self, track: str, name: str, start_s: float, end_s: float, **args: str | float) -> None:
+        if track == "answers":
+            self.all.append((start_s, end_s, args))
+
+
+def test_the_trace_shows_answers_from_arrival_to_end() -> None:
+    trace, ticks = Answers(), itertools.count(0.0)
+    verifier = verifier_of(HashRunner())
+    settings_, stats = TargetConfig(prefill_chunk=5), TargetStats()
+    engine = TargetEngine(
+        verifier, WordTokenizer(), NoDrafts(), settings_, stats, functools.partial(next, ticks), trace=trace
+    )
+    answer(engine, spec_of(PROMPT))
+    ((start_s, end_s, args),) = trace.all
+    assert args == {"tokens": 12}
+    assert end_s - start_s > 12.0  # each round asks for the time
 
 
 @pytest.mark.parametrize("drafts", ["true", "tree"])

@@ -14,12 +14,18 @@ from starspec.observe.trace_summary import summarize
 
 @pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A hub that drafts twice for a target, which verifies twice and waits once for nobody."""
+    """A hub that drafts twice for a target, which verifies twice, waits twice and makes two answers."""
     hub, target = Trace("hub"), Trace("target-0")
     hub.slice("draft", "draft step", 10.00, 10.02)
     hub.slice("draft", "run ahead", 10.02, 10.03)
     hub.slice("draft", "draft step", 10.08, 10.12)
-    hub.slice("target target-0", "proposal", 10.00, 10.03)
+    hub.slice("idle", "idle", 10.03, 10.08)
+    hub.slice("target target-0", "proposal", 10.00, 10.03, tokens=2, queue_ms=10.0, prefill=0)
+    hub.slice("target target-0", "verdict", 10.03, 10.085, emitted=2)
+    hub.slice("target target-0", "proposal", 10.085, 10.12, tokens=3, queue_ms=5.0, prefill=0)
+    hub.slice("target target-1", "proposal", 10.00, 10.12, tokens=0, queue_ms=120.0, prefill=0)
+    target.slice("answers", "answer", 10.00, 10.20, tokens=4)
+    target.slice("answers", "answer", 10.05, 10.15, tokens=2)
     target.slice("wire", "wait", 10.00, 10.03)
     target.slice("verify", "verify", 10.03, 10.08)
     target.slice("wire", "wait", 10.08, 10.14)
@@ -45,13 +51,39 @@ def test_work_and_pauses_fill_the_time(trace: Path) -> None:
     assert target.median_step_s == pytest.approx(0.05)
 
 
-def test_a_wait_is_drafting_or_wire(trace: Path) -> None:
-    (rounds,) = summarize(trace).rounds
-    assert rounds.verify_s == pytest.approx(0.10)
-    assert rounds.draft_s == pytest.approx(0.07)
-    assert rounds.wire_s == pytest.approx(0.02)
-    assert rounds.other_s == pytest.approx(0.01)
-    assert rounds.whole_s == pytest.approx(0.20)
+def test_what_a_target_does_is_one_of_five_things(trace: Path) -> None:
+    (parts,) = summarize(trace).targets
+    assert (parts.process, parts.num) == ("target-0", 1)
+    assert parts[2:] == pytest.approx((0.10, 0.05, 0.015, 0.025, 0.01))
+    assert parts.whole_s == pytest.approx(0.20)
+
+
+def test_the_critical_path_is_what_each_answer_waited_for(trace: Path) -> None:
+    (parts,) = summarize(trace).answers
+    assert (parts.process, parts.num) == ("target-0", 2)
+    assert parts[2:] == pytest.approx((0.10 + 0.03, 0.05 + 0.03, 0.015 + 0.005, 0.025 + 0.025, 0.01 + 0.01))
+    assert parts.whole_s == pytest.approx(0.20 + 0.10)
+
+
+def test_a_hub_has_starsds_quantities(trace: Path) -> None:
+    (hub,) = summarize(trace).hubs
+    assert hub.proposals_per_s == pytest.approx(2 / 0.12)
+    assert hub.load == pytest.approx(0.07 / 0.12)
+    assert hub.t_s == pytest.approx(0.03)
+    assert hub.service_s == pytest.approx(0.025)
+    assert hub.queue_s == pytest.approx(0.0075)
+    assert hub.idle_per_request_s == pytest.approx(0.025)
+    assert (hub.return_s, hub.t_v, hub.t_c) == pytest.approx((0.055, 0.05, 0.005))
+
+
+def test_a_trace_of_a_target_alone_has_no_hub(tmp_path: Path) -> None:
+    alone = Trace("target-0")
+    alone.slice("wire", "wait", 0.0, 1.0)
+    alone.slice("verify", "verify", 1.0, 2.0)
+    alone.write(tmp_path / "trace.json")
+    summary = summarize(tmp_path / "trace.json")
+    assert (summary.hubs, summary.answers) == ([], [])
+    assert [parts[2:] for parts in summary.targets] == [(1.0, 0.0, 0.0, 1.0, 0.0)]
 
 
 @pytest.mark.parametrize(

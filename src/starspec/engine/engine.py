@@ -288,8 +288,14 @@ class TargetEngine:
             num_tokens += len(output.token_ids)
             if sequence.state is SequenceState.FINISHED:
                 self.stats.num_finished += 1
+                self._trace_answer(sequence)
                 self._requests.release(sequence)
         self._update_rate(num_tokens)
+
+    def _trace_answer(self, sequence: TargetSequence) -> None:
+        """From the arrival of its request to its end."""
+        if self._trace is not None:
+            self._trace.slice("answers", "answer", sequence.arrived_s, self._clock(), tokens=sequence.num_output_tokens)
 
     def _lose(self, lost: Lost) -> None:
         """All rows are empty now: begin again behind the tokens of each sequence, or end all of them."""

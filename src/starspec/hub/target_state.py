@@ -87,8 +87,9 @@ class TargetState:
             # with more targets the hub would not run ahead, and these draft steps would not be spared
             self._steps.add(made.num_steps + made.num_spared)
         if self._trace:
-            tag, tokens, queue_ms = made.key.tag, made.num_draft_tokens, made.queue_s * 1e3
-            self._slice("proposal", made.arrived_s, made.made_s, tag=tag, tokens=tokens, queue_ms=queue_ms)
+            tag, tokens, prefill = made.key.tag, made.num_draft_tokens, int(made.has_prefill)
+            args: dict[str, str | float] = {"tag": tag, "tokens": tokens, "prefill": prefill}
+            self._slice("proposal", made.arrived_s, made.made_s, queue_ms=made.queue_s * 1e3, **args)
 
     def add_verdict(self, tag: Tag, judged: VerifiedProposal | SkippedRequest | None, now: float) -> None:
         """A verdict of this target came. Args: judged: what it answers, as `DraftRound.judge` found out."""

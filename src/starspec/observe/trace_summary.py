@@ -1,21 +1,22 @@
-"""What a trace tells at a glance: how long each process worked and idled, and what targets waited for."""
+"""What a trace tells at a glance: how long each process worked and idled, and what targets and answers waited for."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
 from starspec.errors import ConfigError
+from starspec.observe.spans import Coverage, Span, intersection, length, union, without
 
 LEAST_GAP_S: Final = 0.001  # shorter pauses do not count
-DRAFT, VERIFY, STAGE, WAIT = "draft", "verify", "stage", "wait"  # tracks of a hub, target, stage; a slice's name
-STEP: Final = "draft step"
-
-Span = tuple[float, float]  # start and end, in seconds
+LEAST_SERVICE_S: Final = 1e-6  # the times in a file are rounded
+DRAFT, VERIFY, STAGE, IDLE, ANSWERS = "draft", "verify", "stage", "idle", "answers"  # tracks
+WAIT, STEP, PROPOSAL, VERDICT = "wait", "draft step", "proposal", "verdict"  # names of slices
+OF_TARGET: Final = "target "  # how a hub's track of a target begins; its name follows
 
 
 class Work(NamedTuple):
@@ -37,18 +38,39 @@ class Work(NamedTuple):
         return median(self.steps) if self.steps else None
 
 
-class Rounds(NamedTuple):
-    """The rounds of one target, which does one thing after the other: what their time is made of, in seconds."""
+class Parts(NamedTuple):
+    """What one target did in some time, in seconds. It does one thing after the other, so they add up."""
 
     process: str
-    verify_s: float
-    draft_s: float  # of the waits: a hub drafts meanwhile
-    wire_s: float  # of the waits: no hub drafts, so a message is on its way, or the hub is late for other reasons
-    other_s: float  # between rounds, and while there was no request
+    num: int  # spans of time that are added up
+    verify_s: float  # prefill included
+    draft_s: float  # of the waits: a hub drafts for this target meanwhile
+    queue_s: float  # of the waits: its request is in the buffer of the hub
+    wire_s: float  # of the waits: neither, so a message is on its way, or is late for another reason
+    other_s: float
 
     @property
     def whole_s(self) -> float:
-        return self.verify_s + self.draft_s + self.wire_s + self.other_s
+        return self.verify_s + self.draft_s + self.queue_s + self.wire_s + self.other_s
+
+
+class HubTimes(NamedTuple):
+    """StarSD's quantities of one hub, as `stats.py` defines them, but over the whole trace. None = nothing tells it."""
+
+    process: str
+    proposals_per_s: float | None  # R_q: those with draft tokens
+    load: float | None
+    t_s: float | None
+    service_s: float | None  # S
+    queue_s: float | None  # T_wait
+    idle_per_request_s: float | None  # T_idle
+    return_s: float | None  # Z
+    t_v: float | None  # of the targets that the trace has
+
+    @property
+    def t_c(self) -> float | None:
+        """Z - t_v (eq. 6)."""
+        return None if self.return_s is None or self.t_v is None else self.return_s - self.t_v
 
 
 class Summary(NamedTuple):
@@ -56,7 +78,9 @@ class Summary(NamedTuple):
 
     span_s: float
     work: Sequence[Work]
-    rounds: Sequence[Rounds]
+    targets: Sequence[Parts]  # from the first to the last that each did; `num` is 1
+    answers: Sequence[Parts]  # sums over the answers of each target
+    hubs: Sequence[HubTimes]
 
 
 class _Slice(NamedTuple):
@@ -64,28 +88,50 @@ class _Slice(NamedTuple):
     track: str
     name: str
     span: Span
+    args: Mapping[str, Any]
+
+    @property
+    def seconds(self) -> float:
+        return self.span[1] - self.span[0]
+
+    @property
+    def queue_s(self) -> float:
+        """Of a proposal."""
+        return float(self.args.get("queue_ms", 0.0)) / 1e3
+
+    @property
+    def service_s(self) -> float:
+        """Of a proposal: from its first draft step on; about 0 if it was ready before it was asked for."""
+        return self.seconds - self.queue_s
+
+    @property
+    def drafted(self) -> Span:
+        """Of a proposal: behind its time in the buffer."""
+        return min(self.span[0] + self.queue_s, self.span[1]), self.span[1]
 
 
 def summarize(path: Path) -> Summary:
     """Raises: ConfigError if the file cannot be read, or is not a trace of starspec."""
     slices = _slices(path)
-    first, last = min(each.span[0] for each in slices), max(each.span[1] for each in slices)
-    processes = dict.fromkeys(each.process for each in slices)
-    drafting = _union(each.span for each in slices if each.track == DRAFT)
-    work = [_work(name, [each for each in slices if each.process == name], last - first) for name in processes]
-    rounds = [_rounds(name, [each for each in slices if each.process == name], drafting) for name in processes]
-    return Summary(last - first, work, [each for each in rounds if each.verify_s])
+    span_s = max(each.span[1] for each in slices) - min(each.span[0] for each in slices)
+    of_process: dict[str, list[_Slice]] = {}
+    for each in slices:
+        of_process.setdefault(each.process, []).append(each)
+    timelines = [_Timeline(name, own, slices) for name, own in of_process.items() if _of(own, track=VERIFY)]
+    return Summary(
+        span_s,
+        [_work(name, own, span_s) for name, own in of_process.items()],
+        [each.parts([each.whole]) for each in timelines],
+        [each.parts(each.answers) for each in timelines if each.answers],
+        [_hub_times(name, own, slices) for name, own in of_process.items() if _of(own, track=DRAFT)],
+    )
 
 
 def _slices(path: Path) -> list[_Slice]:
     try:
         events: list[dict[str, Any]] = json.loads(path.read_bytes())["traceEvents"]
         names = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
-        found = [
-            _Slice(names[each["pid"]], each["cat"], each["name"], (each["ts"] / 1e6, (each["ts"] + each["dur"]) / 1e6))
-            for each in events
-            if each["ph"] == "X"
-        ]
+        found = [_slice(names[each["pid"]], each) for each in events if each["ph"] == "X"]
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -95,46 +141,73 @@ def _slices(path: Path) -> list[_Slice]:
     return sorted(found, key=lambda each: each.span)
 
 
+def _slice(process: str, event: Mapping[str, Any]) -> _Slice:
+    start_s = event["ts"] / 1e6
+    return _Slice(process, event["cat"], event["name"], (start_s, start_s + event["dur"] / 1e6), event["args"])
+
+
+def _of(slices: Iterable[_Slice], *, track: str | None = None, name: str | None = None) -> list[_Slice]:
+    """The slices of a track, of a name, or of both."""
+    return [each for each in slices if track in (None, each.track) and name in (None, each.name)]
+
+
 def _work(process: str, slices: Sequence[_Slice], span_s: float) -> Work:
-    busy = _union(each.span for each in slices if each.track in (DRAFT, VERIFY, STAGE))
+    busy = union(each.span for each in slices if each.track in (DRAFT, VERIFY, STAGE))
     gaps = [later[0] - earlier[1] for earlier, later in pairwise(busy)]
-    steps = [each.span[1] - each.span[0] for each in slices if each.name in (STEP, VERIFY) or each.track == STAGE]
-    return Work(process, span_s, _length(busy), [gap for gap in gaps if gap >= LEAST_GAP_S], steps)
+    steps = [each.seconds for each in slices if each.name in (STEP, VERIFY) or each.track == STAGE]
+    return Work(process, span_s, length(busy), [gap for gap in gaps if gap >= LEAST_GAP_S], steps)
 
 
-def _rounds(process: str, slices: Sequence[_Slice], drafting: Sequence[Span]) -> Rounds:
-    verifying = _union(each.span for each in slices if each.track == VERIFY)
-    waiting = _union(each.span for each in slices if each.name == WAIT)
-    draft_s = _length(_intersection(waiting, drafting))
-    verify_s, wait_s = _length(verifying), _length(waiting)
-    both = _union([*verifying, *waiting])
-    whole_s = both[-1][1] - both[0][0] if both else 0.0
-    return Rounds(process, verify_s, draft_s, wait_s - draft_s, max(0.0, whole_s - verify_s - wait_s))
+class _Timeline:
+    """What one target did, and when. Args: slices: its own. others: those of all processes, with its hub's."""
+
+    def __init__(self, process: str, slices: Sequence[_Slice], others: Sequence[_Slice]) -> None:
+        self._process = process
+        verifying = union(each.span for each in _of(slices, track=VERIFY))
+        waiting = without(union(each.span for each in _of(slices, name=WAIT)), verifying)
+        proposals = _of(others, track=OF_TARGET + _role(process), name=PROPOSAL)
+        drafting = intersection(waiting, union(each.drafted for each in proposals))
+        not_drafting = without(waiting, drafting)
+        queued = intersection(not_drafting, union((each.span[0], each.drafted[0]) for each in proposals))
+        self._kinds = [Coverage(each) for each in (verifying, drafting, queued, without(not_drafting, queued))]
+        busy = union([*verifying, *waiting])
+        self.whole: Span = busy[0][0], busy[-1][1]
+        self.answers = [each.span for each in _of(slices, track=ANSWERS)]
+
+    def parts(self, spans: Sequence[Span]) -> Parts:
+        """What it did in these spans of time, added up."""
+        verify_s, draft_s, queue_s, wire_s = (sum(map(each.within, spans)) for each in self._kinds)
+        other_s = max(0.0, length(spans) - verify_s - draft_s - queue_s - wire_s)
+        return Parts(self._process, len(spans), verify_s, draft_s, queue_s, wire_s, other_s)
 
 
-def _union(spans: Iterable[Span]) -> list[Span]:
-    """The same time without overlaps, in order."""
-    whole: list[Span] = []
-    for start, end in sorted(spans):
-        if whole and start <= whole[-1][1]:
-            whole[-1] = whole[-1][0], max(whole[-1][1], end)
-        else:
-            whole.append((start, end))
-    return whole
+def _role(process: str) -> str:
+    """The name of a target's process, without the note on slices that are forgotten."""
+    return process.partition(" (")[0]
 
 
-def _intersection(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Args: both in order and without overlaps."""
-    shared, index = [], 0
-    for start, end in some:
-        while index < len(others) and others[index][1] <= start:
-            index += 1
-        for other_start, other_end in others[index:]:
-            if other_start >= end:
-                break
-            shared.append((max(start, other_start), min(end, other_end)))
-    return shared
+def _hub_times(process: str, slices: Sequence[_Slice], others: Sequence[_Slice]) -> HubTimes:
+    """Args: slices: its own. others: those of all processes."""
+    targets = {each.track.removeprefix(OF_TARGET) for each in slices if each.track.startswith(OF_TARGET)}
+    proposals = _of(slices, name=PROPOSAL)
+    served = [each for each in proposals if each.service_s > LEAST_SERVICE_S]
+    verified = [each.seconds for each in _of(others, name=VERIFY) if _role(each.process) in targets]
+    drafted = [each for each in proposals if each.args.get("tokens")]
+    busy_s, idle_s = (length(union(each.span for each in _of(slices, track=track))) for track in (DRAFT, IDLE))
+    span_s = slices[-1].span[1] - slices[0].span[0]
+    return HubTimes(
+        process,
+        len(drafted) / span_s if span_s else None,
+        busy_s / (busy_s + idle_s) if busy_s else None,
+        _mean(each.seconds for each in _of(slices, name=STEP)),
+        _mean(each.service_s for each in served if not each.args.get("prefill")),
+        _mean(each.queue_s for each in served),
+        idle_s / len(drafted) if drafted else None,
+        _mean(each.seconds for each in _of(slices, name=VERDICT)),
+        _mean(verified),
+    )
 
 
-def _length(spans: Iterable[Span]) -> float:
-    return sum(end - start for start, end in spans)
+def _mean(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return fmean(known) if known else None
