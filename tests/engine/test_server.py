@@ -410,6 +410,20 @@ def test_only_so_many_grammars_wait() -> None:
         grammars.may_compile.set()
 
 
+def test_in_full_places_a_grammar_of_another_gateway_takes_the_place_of_the_newest() -> None:
+    grammars = SlowGrammars()
+    with serving(grammars=grammars) as (server, _):
+        greedy, honest = Gateway(server), Gateway(server)
+        greedy.send(*[constrained(f"r{number}", "7") for number in range(MAX_COMPILING)])
+        assert greedy.status().num_running == 0  # all of them have arrived
+        honest.send(constrained("honest", "8"))
+        (refusal,) = greedy.receive()
+        assert isinstance(refusal, Rejected)
+        assert (refusal.request_id, refusal.status) == (f"r{MAX_COMPILING - 1}", 503)
+        grammars.may_compile.set()
+        assert [t for part in honest.answer("honest") for t in part.token_ids] == [8, 8, 8]
+
+
 def test_a_target_without_grammars_says_so() -> None:
     with serving() as (server, _):
         gateway = Gateway(server)

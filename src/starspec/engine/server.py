@@ -147,8 +147,15 @@ class TargetServer:
             if message.spec.grammar is None:
                 self._add(peer, message, None)
             else:
-                self._compiling.add(peer, message)
+                self._compile(peer, message)
             self._heard_s[peer] = self._clock()
+
+    def _compile(self, peer: PeerId, message: Submit) -> None:
+        """Raises: as Compiling.add. Effects: tells the gateway whose request gives way."""
+        late = self._compiling.add(peer, self._serving.owner_of(peer), message)
+        if late is not None:
+            self._engine.note_rejected()
+            self._refuse_late(late, "too many grammars wait to be compiled, and other gateways have fewer of them")
 
     def _submit_compiled(self, compiled: Compiled) -> None:
         with self._refusing(compiled.peer, compiled.submit):
@@ -170,8 +177,7 @@ class TargetServer:
         owner = self._serving.owner_of(peer)
         late = self._engine.submit(message.request_id, message.spec, peer, owner, grammar)
         if late is not None:
-            why = "the queue is full, and other gateways have fewer requests in it; try again later"
-            self._refuse(late.peer, Rejected(late.request_id, why, None, 503, RETRY_AFTER_S))
+            self._refuse_late(late, "the queue is full, and other gateways have fewer requests in it")
         self._audit.note("request", request_id=message.request_id, num_tokens=len(message.spec.prompt_token_ids))
 
     @contextmanager
@@ -183,6 +189,10 @@ class TargetServer:
             self._refuse(peer, Rejected(message.request_id, str(error), error.param, error.status))
         except CapacityError as error:
             self._refuse(peer, Rejected(message.request_id, str(error), None, 503, error.retry_after_s))
+
+    def _refuse_late(self, late: RequestKey, why: str) -> None:
+        """A request that waited has given way to another one."""
+        self._refuse(late.peer, Rejected(late.request_id, f"{why}; try again later", None, 503, RETRY_AFTER_S))
 
     def _refuse(self, peer: PeerId, refusal: Rejected) -> None:
         self._audit.note("request_refused", request_id=refusal.request_id, status=refusal.status)
