@@ -10,7 +10,7 @@ from toy import VOCAB_SIZE, WordTokenizer, next_of
 from toy_hub import CHAINS_OF_FOUR, SlowRunner, ToyHub, VirtualClock
 
 from starspec.config import LengthConfig, ModelConfig, SpeculativeConfig, TargetConfig
-from starspec.engine.drafts import Drafts, NoDrafts
+from starspec.engine.drafts import DraftsForSome, NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.predicted_drafts import MAX_STEPS, with_predictions
 from starspec.engine.remote_drafts import RemoteDrafts
@@ -18,6 +18,8 @@ from starspec.errors import RequestError
 from starspec.ids import RequestId
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat
+from starspec.policy.length.fixed import InSmallBatches
+from starspec.policy.length.snapshot import LengthPolicy
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import RequestStats, TargetStats
 from starspec.windows.local import LocalVerifier
@@ -45,11 +47,16 @@ def edited(answer: list[int]) -> list[int]:
 class Bench:
     """One engine under a virtual clock."""
 
-    def __init__(self, others: Drafts | None = None, speculative: SpeculativeConfig = FIXED) -> None:
+    def __init__(
+        self,
+        others: DraftsForSome | None = None,
+        speculative: SpeculativeConfig = FIXED,
+        hub_policy: LengthPolicy = CHAINS_OF_FOUR,
+    ) -> None:
         self.clock = VirtualClock()
         self.hub = ToyHub(self.clock)
         self.stats = TargetStats()
-        others = others or RemoteDrafts(self.hub, CHAINS_OF_FOUR, self.stats, self.clock)
+        others = others or RemoteDrafts(self.hub, hub_policy, self.stats, self.clock)
         drafts = with_predictions(others, speculative, 4, self.stats, self.clock)
         self.runner = SlowRunner(self.clock)
         config = TargetConfig()
@@ -64,11 +71,14 @@ class Bench:
 
     def finish(self) -> None:
         while self.engine.has_work:
-            for key, output in self.engine.step().items():
-                self.tokens.setdefault(key.request_id, []).extend(output.token_ids)
-                if output.stats is not None:
-                    self.request_stats[key.request_id] = output.stats
-            self.engine.check_integrity()
+            self.step()
+
+    def step(self) -> None:
+        for key, output in self.engine.step().items():
+            self.tokens.setdefault(key.request_id, []).extend(output.token_ids)
+            if output.stats is not None:
+                self.request_stats[key.request_id] = output.stats
+        self.engine.check_integrity()
 
     def answer(self, prediction: list[int] | None, **given: int | None) -> RequestStats:
         """The statistics of one answer, whose tokens are those of the target alone."""
@@ -79,7 +89,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("others", [NoDrafts(), None], ids=["no drafts", "hub"])
-def test_an_answer_that_was_predicted_takes_few_forwards(others: Drafts | None) -> None:
+def test_an_answer_that_was_predicted_takes_few_forwards(others: DraftsForSome | None) -> None:
     stats = Bench(others).answer(truth())
     assert stats.acceptance.num_forwards == 2  # 32 draft tokens and one more, and the rest
     assert (stats.num_prediction_tokens, stats.num_accepted_prediction_tokens) == (MAX_STEPS + 26, MAX_STEPS + 26)
@@ -144,6 +154,23 @@ def test_rounds_of_too_many_sequences_draft_nothing_from_predictions_either() ->
     bench.finish()
     assert bench.tokens["predicted"] == truth()
     assert bench.request_stats["predicted"].num_prediction_tokens <= 2  # it ends last, alone
+
+
+@pytest.mark.parametrize("num_predicted", [1, 2])
+def test_a_hub_drafts_only_while_the_whole_round_is_small_enough(num_predicted: int) -> None:
+    bench = Bench(hub_policy=InSmallBatches(CHAINS_OF_FOUR, 2))
+    predicted = [f"predicted {number}" for number in range(num_predicted)]
+    for name in predicted:
+        bench.submit(name, PROMPT, [])
+    bench.submit("other", [1, 2, 3])
+    for _ in range(8):
+        bench.step()
+    assert bench.hub.num_opens == (num_predicted == 1)
+    for name in predicted:
+        bench.engine.abort(RequestId(name))
+    bench.finish()
+    assert bench.tokens["other"] == truth([1, 2, 3])
+    assert bench.hub.num_opens == 1
 
 
 def test_a_prediction_of_other_tokens_than_the_targets_is_refused() -> None:

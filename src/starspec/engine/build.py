@@ -9,7 +9,7 @@ import structlog
 from starspec.audit import AuditLog
 from starspec.config import ModelConfig, Policy, SpeculativeConfig, TargetConfig, read_thresholds
 from starspec.engine.checks import NO_HUB, check_hub, keys_of
-from starspec.engine.drafts import Drafts, NoDrafts, own_drafts
+from starspec.engine.drafts import DraftsForSome, NoDrafts, own_drafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.predicted_drafts import with_predictions
 from starspec.engine.remote_drafts import RemoteDrafts
@@ -53,8 +53,8 @@ def build_server(
         tokenizer = load_tokenizer(model.model)
         stats = TargetStats()
         verifier, numerics_report = _open(config, model, stats, waiting, trace)
-        drafts = make_drafts(config, speculative, verifier.info, tokenizer, stats, waiting)
-        drafts = with_predictions(drafts, speculative, config.max_num_seqs, stats)
+        others = make_drafts(config, speculative, verifier.info, tokenizer, stats, waiting)
+        drafts = with_predictions(others, speculative, config.max_num_seqs, stats)
         grammars = None
         if not config.pipe.stages:  # the last stage judges, and knows no grammar
             grammars = Grammars(tokenizer, verifier.info.vocab_size, verifier.info.eos_token_ids)
@@ -103,7 +103,7 @@ def make_drafts(
     tokenizer: Any,
     stats: TargetStats,
     waiting: Waiting,
-) -> Drafts:
+) -> DraftsForSome:
     """The drafts of a target server: from a hub, by prompt lookup in this process, or none.
 
     Args:

@@ -65,8 +65,13 @@ class DraftLengths:
         self._trials = Trials()
         self._histories: dict[RequestKey, _History] = {}
         self._longest_chain = 0  # steps that the policy chose last
+        self._num_beside = 0
         self.plan = ONE_WINDOW  # of windows in flight
         self.costs = costs
+
+    def note_beside(self, num_sequences: int) -> None:
+        """So many sequences of the next rounds have drafts of another drafter: those rounds are larger by them."""
+        self._num_beside = num_sequences
 
     def choose(
         self,
@@ -79,25 +84,26 @@ class DraftLengths:
         """What to ask for, for sequences whose drafts are chosen together: at most one call of the policy.
 
         Args:
-            num_sequences: of the round that the drafts are for.
+            num_sequences: of the round that the drafts are for, without those of another drafter.
             to_prefill: tokens that the drafter would have to prefill first, of those sequences that it does not hold.
             behind: the same of sequences that it holds, but drafted nothing for in the last rounds.
         """
         if not sequences:
             return []
         lessons, histories = self._lessons(), [self._history(each) for each in sequences]
+        num_in_round = num_sequences + self._num_beside
 
         def snapshot() -> RoundSnapshot:
             pairs = zip(sequences, histories, strict=True)
             return RoundSnapshot(
                 sequences=[_snapshot(each, history, to_prefill, behind) for each, history in pairs],
-                num_sequences=num_sequences,
+                num_sequences=num_in_round,
                 now_s=self._clock(),
                 costs=self._costs_with(lessons),
                 trials=self._trials,
             )
 
-        about = [lessons, num_sequences, *(each.key for each in sequences)]
+        about = [lessons, num_in_round, *(each.key for each in sequences)]
         chosen = self._choices.choose(about, snapshot, is_urgent=bool(to_prefill))
         self._note_longest(sequences, chosen)
         for sequence, history, choice in zip(sequences, histories, chosen, strict=True):

@@ -118,6 +118,13 @@ class Drafts(Protocol):
         ...
 
 
+class DraftsForSome(Drafts, Protocol):
+    """A source that may draft for some sequences of a batch, while another one drafts for the rest."""
+
+    def note_beside(self, num_sequences: int) -> None:
+        """The other source has so many sequences. They are in the next rounds, too: lengths follow the whole round."""
+
+
 class NoDrafts:
     """Plain decoding. Other sources without a hub derive from it."""
 
@@ -167,6 +174,9 @@ class NoDrafts:
 
     def shutdown(self) -> None:
         pass
+
+    def note_beside(self, num_sequences: int) -> None:
+        """As DraftsForSome."""
 
 
 class StepsOfWindows:
@@ -244,6 +254,10 @@ class NgramDrafts(NoDrafts):
             if is_launched(sequence, tree):
                 self._requested.launch(sequence, budget.num_steps)
         return trees
+
+    def note_beside(self, num_sequences: int) -> None:
+        """As DraftsForSome."""
+        self.lengths.note_beside(num_sequences)
 
     def propose(self, sequence: TargetSequence, num_tokens: int) -> list[int]:
         """At most so many tokens that may follow what is committed, presumed and forced."""

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from torch import Tensor
 
 from starspec.config import LengthConfig, SpeculativeConfig
-from starspec.engine.drafts import Drafts, NgramDrafts, RoundTimes
+from starspec.engine.drafts import DraftsForSome, NgramDrafts, RoundTimes
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestKey
 from starspec.policy.length.make import make_policy
@@ -31,6 +31,11 @@ class PredictionLookup(NgramDrafts):
         super().__init__(*args, **kwargs)
         self._predicted: dict[RequestKey, PredictedText] = {}
         self._drafted: set[RequestKey] = set()  # those whose draft of this round is from their prediction
+
+    @property
+    def num_open(self) -> int:
+        """Sequences that it drafts for."""
+        return len(self._predicted)
 
     def open(self, sequences: Sequence[TargetSequence]) -> None:
         super().open(sequences)
@@ -70,7 +75,7 @@ class PredictedDrafts:
         predicted: drafts from predictions.
     """
 
-    def __init__(self, others: Drafts, predicted: PredictionLookup) -> None:
+    def __init__(self, others: DraftsForSome, predicted: PredictionLookup) -> None:
         self._others = others
         self._predicted = predicted
         self._had_others = False  # in the round that was reported last
@@ -102,6 +107,7 @@ class PredictedDrafts:
     def open(self, sequences: Sequence[TargetSequence]) -> None:
         parts = _split(sequences)
         self._predicted.open(parts.predicted)
+        self._others.note_beside(self._predicted.num_open)
         self._others.open(parts.others)
 
     def add_prompt_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
@@ -118,11 +124,13 @@ class PredictedDrafts:
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         pairs = list(zip(batch, emitted, strict=True))
-        for drafts, is_predicted in ((self._predicted, True), (self._others, False)):
-            part = [pair for pair in pairs if _is_predicted(pair[0]) is is_predicted]
-            if part:
-                drafts.report([each for each, _ in part], [added for _, added in part])
-        self._had_others = not all(map(_is_predicted, batch))
+        predicted = [pair for pair in pairs if _is_predicted(pair[0])]
+        others = [pair for pair in pairs if not _is_predicted(pair[0])]
+        self._predicted.report([each for each, _ in predicted], [added for _, added in predicted])
+        self._others.note_beside(self._predicted.num_open)
+        if others:
+            self._others.report([each for each, _ in others], [added for _, added in others])
+        self._had_others = bool(others)
 
     @property
     def num_windows(self) -> int:
@@ -139,6 +147,7 @@ class PredictedDrafts:
 
     def close(self, sequence: TargetSequence) -> None:
         (self._predicted if _is_predicted(sequence) else self._others).close(sequence)
+        self._others.note_beside(self._predicted.num_open)
 
     def holds_back(self, sequence: TargetSequence) -> bool:
         return not _is_predicted(sequence) and self._others.holds_back(sequence)
@@ -157,7 +166,7 @@ class PredictedDrafts:
 
 
 def with_predictions(
-    others: Drafts,
+    others: DraftsForSome,
     speculative: SpeculativeConfig | None,
     max_num_seqs: int,
     stats: TargetStats,

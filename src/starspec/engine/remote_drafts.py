@@ -186,6 +186,12 @@ class RemoteDrafts:
         self._drafted.forget(sequence)
         self._tags.close(sequence)
 
+    def note_beside(self, num_sequences: int) -> None:
+        """As DraftsForSome."""
+        self._tags.lengths.note_beside(num_sequences)
+        if self._fallback is not None:
+            self._fallback.note_beside(num_sequences)
+
     def holds_back(self, sequence: TargetSequence) -> bool:
         at_hub = self._at_hub.by_request.get(sequence.key)
         return at_hub is not None and self._hub.holds_back(at_hub.tag)
