@@ -6,6 +6,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 
+from starspec.errors import PeerProtocolError
 from starspec.models.runner import Stage
 from starspec.stages.frames import Frame
 from starspec.stages.worker import StageWorker
@@ -127,7 +128,11 @@ class MemoryPipe:
             if self.lose_next == stage:
                 self.lose_next = None
                 return
-            session, answer = self.workers[stage].session, self.workers[stage].take(parts)
+            session = self.workers[stage].session
+            try:
+                answer = self.workers[stage].take(parts)
+            except PeerProtocolError:
+                return  # as StageServer does
             if isinstance(answer, Frame) and session.next:
                 self.send(answer.parts, self.names.index(session.next), stage)
             elif isinstance(answer, Frame):  # it was attached by itself, and a traversal from before came late

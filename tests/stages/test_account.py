@@ -7,13 +7,13 @@ from memory_pipe import MemoryPipe
 from stage_driver import Driver, no_draft
 from toy_stages import toy_stages
 
-from starspec.ids import PipeEpoch, TargetId
+from starspec.ids import TargetId
 from starspec.sampling.spec import SamplingSpec
 from starspec.stages.account import PipeAccount
 from starspec.stages.attach import attach
 from starspec.stages.coordinator import RemoteVerifier
 from starspec.windows.window import Law
-from starspec.wire.messages import Landing, StageWork, VerdictOf
+from starspec.wire.messages import StageWork
 
 LAW = Law(SamplingSpec(temperature=0.0), None, None)
 PROMPT = [3, 1, 4, 1, 5]
@@ -43,9 +43,8 @@ def test_bytes_on_all_links_are_counted_and_traversals_of_all_tokens() -> None:
 
 def test_a_pipe_whose_slowest_stage_always_computes_is_full_and_sums_are_kept() -> None:
     account, work = PipeAccount(2), (StageWork(0.1, 0.0, 10, 0), StageWork(0.2, 0.05, 10, 8))
-    landings = [Landing(PipeEpoch(1), number, [VerdictOf([1])], work) for number in (1, 2)]
-    account.note(landings[0], 5, launched_s=0.0, now=0.4)
+    account.note(work, 5, launched_s=0.0, now=0.4)
     assert account.stats.fill.value == pytest.approx(0.5)
-    account.note(landings[1], 5, launched_s=0.1, now=0.6)  # it waited for the one before
+    account.note(work, 5, launched_s=0.1, now=0.6)  # it waited for the one before
     assert account.stats.fill.value == pytest.approx(0.75)
     assert (account.stats.num_traversals, account.stats.num_landing_bytes) == (2, 10)

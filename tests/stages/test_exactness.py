@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
+import struct
 
 import pytest
-from memory_pipe import MemoryPipe
+from memory_pipe import COORDINATOR, MemoryPipe
 from stage_driver import Driven, Driver, no_draft
 
 from stages import Chain, Whole, config_of, saved
@@ -185,3 +187,28 @@ def test_verdicts_carry_the_same_log_probabilities_and_divergences(models) -> No
     assert all(len(each.logprobs) == len(each.result.token_ids) and each.divergences for each in expected)
     for runners in cuts:
         assert verdicts(piped(runners, random.Random(1))[1]) == expected
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_hidden_states_that_are_no_numbers_break_the_pipe_and_do_not_stay_in_the_rows(value, models) -> None:
+    whole, cuts = models("llama")
+    rng = random.Random(11)
+    batch, laws = prompts(NUM_ROWS, rng), [LAWS["greedy"]] * NUM_ROWS
+    truths = decode(LocalVerifier(whole), no_draft, batch, laws)
+    pipe, verifier = piped(cuts[0], rng)
+    send, is_mad = pipe.send, True
+
+    def send_nonsense(parts, stage=0, sender=COORDINATOR) -> None:
+        if is_mad and stage == 1:
+            parts = [*parts[:2], struct.pack("<f", value) * (len(parts[2]) // 4)]
+        send(parts, stage, sender)
+
+    pipe.send = send_nonsense
+    driver = Driver(verifier, no_draft, chunk=60)
+    sequences = [driver.begin(range(3, 63), LAWS["greedy"], NUM_TOKENS) for _ in range(NUM_ROWS)]
+    while verifier.num_losses < 2:
+        driver.poll(1.0)
+    is_mad = False
+    for each in sequences:
+        driver.abort(each)
+    assert decode(verifier, no_draft, batch, laws) == truths

@@ -6,7 +6,7 @@ from starspec.ids import PipeEpoch, TargetId
 from starspec.policy.stage_liveness import FIRST_ROUND_TRIP_S
 from starspec.stages.attach import Pipe
 from starspec.stages.membership import LINKING_ROUND_TRIPS, Membership, StageTimes
-from starspec.wire.messages import Alive, Attach, Attached, Beat, Gap, Refused
+from starspec.wire.messages import Alive, Attach, Attached, Beat, Gap, Outdated, Refused
 from starspec.wire.stage_news import Broken
 
 TIMES = StageTimes(seen_within_s=2.0, wait_s=10.0)
@@ -108,3 +108,62 @@ def test_a_stage_that_has_other_weights_now_is_not_taken_and_that_is_said() -> N
     assert not members.judge(0.2)
     assert members.reason == "stage last is not what it was before"
     assert not any(isinstance(message, Attach) for _, message in members.due(0.3))  # nobody has the last layers
+
+
+def attached_anew(members: Membership, now: float) -> dict[int, Attach]:
+    """What is sent when the pipe is down, and all that are asked answer."""
+    sent = {index: message for index, message in members.due(now) if isinstance(message, Attach)}
+    for index, message in sent.items():
+        members.hear(index, stage(0 if index == FIRST else 1, message.pipe_epoch), now)
+    return sent
+
+
+def test_a_stage_that_breaks_off_again_and_again_is_the_last_choice_until_it_is_forgiven() -> None:
+    pipe = Pipe(("first", "last"), (stage(0, 1), stage(1, 1)), PipeEpoch(1), 9.0, TargetId("t"))
+    members = Membership(pipe, ["spare"], TIMES, 0.0)
+    members.hear(SPARE, stage(1, 1), 0.1)
+    chains = []
+    for now in (1.0, 2.0, 3.0, 4.0):
+        members.hear(members.chain[1], Gap(members.pipe_epoch, 1, "no"), now)
+        assert not members.judge(now)
+        attached_anew(members, now + 0.5)
+        assert members.judge(now + 0.5)
+        chains.append(members.chain)
+    assert chains == [(FIRST, LAST), (FIRST, LAST), (FIRST, SPARE), (FIRST, SPARE)]
+    members.hear(SPARE, Broken(), 70.0)
+    assert members.reason == "the connection to stage spare broke"
+    attached_anew(members, 75.0)
+    assert members.judge(75.0)
+    assert members.chain == (FIRST, LAST)
+
+
+def test_attempts_that_fail_again_and_again_have_pauses() -> None:
+    members, now, tried = broken(), 0.1, list[float]()
+    while now < 20.0:
+        members.hear(LAST, Refused("full", "no"), now)
+        members.hear(LAST, stage(1, 1), now)  # it is there all the same
+        now += 0.01
+        if any(isinstance(message, Attach) and message.next for _, message in members.due(now)):
+            tried.append(now)
+    assert len(tried) < 20
+
+
+def test_what_a_spare_says_about_epochs_counts_for_it_alone() -> None:
+    pipe = Pipe(("first", "last"), (stage(0, 1), stage(1, 1)), PipeEpoch(1), 9.0, TargetId("t"))
+    members = Membership(pipe, ["spare"], TIMES, 0.0, unix_clock=lambda: 1e9)
+    members.hear(SPARE, Outdated(PipeEpoch(10**9)), 0.1)
+    members.hear(LAST, Gap(PipeEpoch(1), 1, "no"), 0.2)
+    sent = attached_anew(members, 0.3)
+    assert sent[FIRST].pipe_epoch == sent[LAST].pipe_epoch < 10
+    assert members.judge(0.3)
+    assert {message.pipe_epoch for index, message in members.due(2.0) if index == SPARE} == {10**9 + 1}
+
+
+def test_an_epoch_that_no_clock_allows_is_not_taken_for_one() -> None:
+    members = broken()
+    members.hear(LAST, Outdated(PipeEpoch(2**52 - 1)), 0.2)
+    assert members.reason == f"stage last knows pipe epoch {2**52 - 1}, which cannot be"
+    members.hear(LAST, stage(1, members.epoch), 0.3)
+    sent = attached_anew(members, 1.0)
+    assert sent[FIRST].pipe_epoch == sent[LAST].pipe_epoch < 10
+    assert members.judge(1.0)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+import zmq
 from stage_driver import Driver, no_draft
+from stage_servers import WAIT_S, addresses, linked, pipe_of, serving
 from structlog.testing import capture_logs
 from toy_stages import VOCAB, ToyStage, plain, toy_stages
 
@@ -24,84 +23,22 @@ from starspec.lab import LabThread
 from starspec.log_limit import LINES
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree
-from starspec.stages.attach import attach
-from starspec.stages.coordinator import RemoteVerifier
-from starspec.stages.membership import USUAL_TIMES, StageTimes
-from starspec.stages.server import MAX_LEASE_S, StageServer, highest_epoch
+from starspec.stages import server as stage_server
+from starspec.stages.membership import StageTimes
+from starspec.stages.server import ATTACHES_BURST, MAX_LEASE_S, StageServer
 from starspec.windows.window import Law
-from starspec.wire.keys import generate_keys, load_keys
-from starspec.wire.messages import PROTOCOL_VERSION, Attach, Detach, Retract
-from starspec.wire.stage_session import StageState
+from starspec.wire.codec import encode
+from starspec.wire.keys import generate_keys
+from starspec.wire.messages import PROTOCOL_VERSION, Alive, Attach, Detach, Gap, Refused, Retract
+from starspec.wire.stage_session import StageState, highest_epoch
 from starspec.wire.transports.stage_port import StageArrival, StagePort
-from starspec.wire.transports.waiting import Waiting
-from starspec.wire.transports.zmq_pipe import ZmqPipe
 
 pytestmark = pytest.mark.timeout(60)
 
 LAW = Law(SamplingSpec(temperature=0.8, seed=3, repetition_penalty=1.1), None, 2)
 PROMPTS = ([1, 2, 3], [5], [7, 8, 9, 10, 11, 12], [3, 3])
-WAIT_S = 10.0
 IMPATIENT = StageTimes(seen_within_s=0.5)
 PATIENT_S = 6.0
-
-
-class Running(NamedTuple):
-    """A stage on a thread of its own."""
-
-    server: StageServer
-    thread: threading.Thread
-
-    @property
-    def address(self) -> str:
-        return self.server.address
-
-    def end(self) -> None:
-        self.server.stop()
-        self.thread.join(WAIT_S)
-
-
-@contextmanager
-def serving(stages: Sequence[ToyStage], keys: Path | None = None, **changes: object) -> Iterator[list[Running]]:
-    """Stages on free ports."""
-    with ExitStack() as stack:
-        running = []
-        for each in stages:
-            config = StageConfig(layers=str(each.layers), listen="tcp://127.0.0.1:0", keys=keys and str(keys))
-            config, own = replace(config, **changes), load_keys(keys, "stage")
-            port = StagePort(config.host, config.port, own, False, AuditLog.off())
-            server = StageServer(config, each, port, own, AuditLog.off())
-            running.append(Running(server, threading.Thread(target=server.run)))
-            running[-1].thread.start()
-            stack.callback(running[-1].end)
-        yield running
-
-
-@contextmanager
-def pipe_of(
-    endpoints: Sequence[str],
-    keys: Path | None = None,
-    role: str = "target",
-    name: str = "t",
-    wait_s: float = WAIT_S,
-    lease_s: float = 5.0,
-    spares: Sequence[str] = (),
-    times: StageTimes = USUAL_TIMES,
-) -> Iterator[RemoteVerifier]:
-    link = ZmqPipe(endpoints, load_keys(keys, role), False, times.seen_within_s, Waiting(), spares=spares)
-    limit_s = time.monotonic() + WAIT_S
-    try:
-        while link.missing:
-            assert time.monotonic() < limit_s
-            link.receive(0.05)
-        pipe = attach(link, endpoints, TargetId(name), lease_s=lease_s, timeout_s=wait_s, clock=time.monotonic)
-        info = toy_stages(1)[0].info
-        yield RemoteVerifier(link, pipe, info, depth=4, clock=time.monotonic, spares=spares, times=times)
-    finally:
-        link.close()
-
-
-def addresses(servers: Sequence[Running]) -> list[str]:
-    return [each.address for each in servers]
 
 
 def half_right(sequence, token_ids: list[int]) -> DraftTree:
@@ -204,16 +141,11 @@ def test_a_stage_that_is_told_who_comes_behind_takes_nobodys_word_for_another() 
 
 
 def test_a_stage_whose_lease_ends_before_it_gets_to_the_next_one_does_not_say_that_it_is_attached() -> None:
-    with serving(toy_stages(2)[:1], next="tcp://127.0.0.1:1") as servers:
-        link, limit_s = ZmqPipe(addresses(servers), None, False, WAIT_S, Waiting()), time.monotonic() + WAIT_S
-        with closing(link):
-            while link.missing:
-                assert time.monotonic() < limit_s
-                link.receive(0.05)
-            link.control(0, Attach(PROTOCOL_VERSION, TargetId("t"), PipeEpoch(1), 0.2))
-            answers, heard_by_s = list[object](), time.monotonic() + 1.0
-            while (left_s := heard_by_s - time.monotonic()) > 0:
-                answers += link.receive(left_s)
+    with serving(toy_stages(2)[:1], next="tcp://127.0.0.1:1") as servers, linked(addresses(servers)) as link:
+        link.control(0, Attach(PROTOCOL_VERSION, TargetId("t"), PipeEpoch(1), 0.2))
+        answers, heard_by_s = list[object](), time.monotonic() + 1.0
+        while (left_s := heard_by_s - time.monotonic()) > 0:
+            answers += link.receive(left_s)
     assert servers[0].server._worker.session.state is StageState.DETACHED
     assert not answers
 
@@ -405,7 +337,7 @@ def test_no_pipe_epoch_shuts_later_coordinators_out_of_a_stage(epoch: int | None
 def test_whoever_sends_many_traversals_keeps_one_of_another_sender_waiting_for_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    [stage] = toy_stages(1)
+    stage = toy_stages(2)[1]
     config = StageConfig(layers=str(stage.layers), listen="tcp://127.0.0.1:0")
     port = StagePort(config.host, config.port, None, False, AuditLog.off())
     server = StageServer(config, stage, port, None, AuditLog.off())
@@ -422,12 +354,78 @@ def test_whoever_sends_many_traversals_keeps_one_of_another_sender_waiting_for_o
     assert computed == [b"noise", b"0", b"noise", b"1", b"noise"]
 
 
-def test_attaches_do_not_fill_the_log() -> None:
-    with serving(toy_stages(1)) as servers, pipe_of(addresses(servers)) as verifier, capture_logs() as logs:
-        for epoch in range(9, 109):
-            verifier._link.control(0, Attach(PROTOCOL_VERSION, TargetId("t"), PipeEpoch(epoch), 2.0))
-        session, limit_s = servers[0].server._worker.session, time.monotonic() + WAIT_S
-        while session.pipe_epoch < 108:
+def test_attaches_are_bounded_and_do_not_fill_the_log() -> None:
+    with serving(toy_stages(2)[:1]) as servers, linked(addresses(servers)) as link, capture_logs() as logs:
+        for epoch in range(9, 209):
+            link.control(0, Attach(PROTOCOL_VERSION, TargetId("t"), PipeEpoch(epoch), 2.0, "tcp://127.0.0.1:1"))
+        refusals, limit_s = list[Refused](), time.monotonic() + WAIT_S
+        while len(refusals) < 200 - 2 * ATTACHES_BURST:
             assert time.monotonic() < limit_s
-            time.sleep(0.01)
+            refusals += [message for _, message in link.receive(0.1) if isinstance(message, Refused)]
+        assert threading.active_count() < 200  # each connection to the next stage has one, for a moment
+    assert {each.reason for each in refusals} == {"the stage was attached too often of late"}
     assert 0 < len([each for each in logs if each["event"] == "attached"]) <= LINES
+
+
+def test_verdicts_that_are_too_long_for_a_frame_break_the_pipe_and_not_the_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those with a thousand log-probabilities for each of many tokens are."""
+    with serving(toy_stages(1)) as servers, pipe_of(addresses(servers)) as verifier, capture_logs() as logs:
+        monkeypatch.setattr(stage_server, "MAX_LANDING_BYTES", 100)
+        driver = Driver(verifier, no_draft)
+        sequence = driver.begin(PROMPTS[1], LAW, 3)
+        driver.launch([sequence])
+        while not verifier.num_losses:
+            driver.poll(0.1)
+        monkeypatch.undo()
+        driver.decode_all()
+    assert any("bytes are more than a target takes" in each.get("why", "") for each in logs)
+    assert sequence.token_ids == plain(1, PROMPTS[1], LAW.sampling, 3)
+
+
+def flood_of(kind: str) -> list[bytes]:
+    match kind:
+        case "signs of life":
+            return [encode(Alive(PipeEpoch(1), 0.0))] * 500
+        case "nonsense":
+            return [b"\xc1" * 1000] * 500
+        case _:
+            return [encode(Gap(PipeEpoch(1), 1, "x" * 900_000))]
+
+
+@pytest.mark.parametrize("kind", ["signs of life", "nonsense", "long reasons"])
+def test_a_spare_that_floods_is_left_alone_and_the_target_goes_on(kind: str) -> None:
+    has_ended, spare = threading.Event(), zmq.Context.instance().socket(zmq.ROUTER)
+    spare.linger, spare.sndtimeo = 0, 50
+    port = spare.bind_to_random_port("tcp://127.0.0.1")
+
+    def flood() -> None:
+        peer, frames = b"", flood_of(kind)
+        while not has_ended.is_set():
+            if spare.poll(0 if peer else 50):
+                peer = spare.recv_multipart()[0]
+            with suppress(zmq.ZMQError):
+                spare.send_multipart([peer, *frames])
+
+    thread = threading.Thread(target=flood)
+    with (
+        serving(toy_stages(2)) as servers,
+        capture_logs() as logs,
+        pipe_of(addresses(servers), spares=[f"tcp://127.0.0.1:{port}"]) as verifier,
+    ):
+        thread.start()
+        try:
+            driver, until_s = Driver(verifier, no_draft), time.monotonic() + WAIT_S
+            while not any("far more than it is asked for" in each["event"] for each in logs):
+                assert time.monotonic() < until_s
+                driver.poll(0.1)
+            sequence = driver.begin(PROMPTS[0], LAW, 20)
+            driver.decode_all()
+        finally:
+            has_ended.set()
+            thread.join(WAIT_S)
+            spare.close(0)
+    assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 20)
+    assert verifier.num_losses == 0
+    assert len(logs) < 50

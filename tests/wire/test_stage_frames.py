@@ -13,7 +13,17 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree, Drawing, DrawnCandidates, TopTokens
 from starspec.stages.frames import pack, unpack
 from starspec.wire.codec import Decoder, encode
-from starspec.wire.messages import JudgeOf, Judges, Landing, RowLaw, StageToCoordinator, Traversal, VerdictOf
+from starspec.wire.messages import (
+    Attach,
+    CoordinatorToStage,
+    JudgeOf,
+    Judges,
+    Landing,
+    RowLaw,
+    StageToCoordinator,
+    Traversal,
+    VerdictOf,
+)
 
 WINDOW = {"row": 0, "lease": 1, "epoch": 0, "base": 0, "num_tokens": 2, "num_logits": 2}
 VERDICT = {"token_ids": [1, 2], "nodes": [0]}
@@ -28,6 +38,8 @@ INVALID_WINDOWS = {
     "no tokens": {"num_tokens": 0, "num_logits": 0},
     "a lease that nobody has": {"lease": 0},
     "a negative base": {"base": -1},
+    "more logits than a draft has": {"num_tokens": 66, "num_logits": 66},
+    "a tree longer than a draft": {"num_tokens": 66, "num_logits": 0, "parents": [-1] * 66},
 }
 INVALID_VERDICTS = {
     "a node without a token": {"nodes": [0, 1]},
@@ -37,6 +49,17 @@ INVALID_VERDICTS = {
     "log-probabilities of some tokens": {"logprobs": [[-1.0, []]]},
     "a probability above 1": {"logprobs": [[0.5, []], [-1.0, []]]},
     "a token outside the vocabulary": {"token_ids": [1, 100]},
+    "more relaxed tokens than a draft has": {"relaxed": [0] * 65},
+    "a divergence that is no number": {"divergences": [float("nan")]},
+    "an infinite divergence": {"divergences": [float("inf")]},
+    "very many divergences": {"divergences": [0.0] * 66},
+    "very many likely tokens": {"logprobs": [[-1.0, [[1, -1.0]] * 1001], [-1.0, []]]},
+}
+INVALID_WORK = {
+    "a time that is no number": [float("nan"), 0.0, 0, 0],
+    "a time without end": [0.0, float("inf"), 0, 0],
+    "a negative time": [-1.0, 0.0, 0, 0],
+    "more bytes than frames have": [0.0, 0.0, 2**29, 0],
 }
 INVALID_JUDGES = {
     "no root": {"token_ids": []},
@@ -77,6 +100,23 @@ def test_an_impossible_verdict_is_refused(change: dict[str, object]) -> None:
     assert isinstance(decode(StageToCoordinator, {**landing, "verdicts": [VERDICT]}), Landing)
     with pytest.raises(PeerProtocolError):
         decode(StageToCoordinator, {**landing, "verdicts": [{**VERDICT, **change}]})
+
+
+@pytest.mark.parametrize("work", INVALID_WORK.values(), ids=INVALID_WORK)
+def test_an_impossible_account_of_a_stage_is_refused(work: list[float]) -> None:
+    landing = {"type": "landing", "pipe_epoch": 1, "number": 1, "verdicts": []}
+    assert isinstance(decode(StageToCoordinator, {**landing, "work": [[0.1, 0.1, 9, 8]]}), Landing)
+    for each in ([work], [[0.0, 0.0, 0, 0]] * 257):
+        with pytest.raises(PeerProtocolError):
+            decode(StageToCoordinator, {**landing, "work": each})
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://\x1b[2J:7", "tcp://a\n:7", "x" * 1025])
+def test_an_endpoint_that_would_spoil_a_log_is_refused(endpoint: str) -> None:
+    attach = {"type": "attach", "protocol_version": 2, "target_id": "t", "pipe_epoch": 1, "lease_s": 9.0}
+    assert isinstance(decode(CoordinatorToStage, {**attach, "next": "tcp://[fe80::1%eth0]:7"}), Attach)
+    with pytest.raises(PeerProtocolError):
+        decode(CoordinatorToStage, {**attach, "next": endpoint})
 
 
 @pytest.mark.parametrize("change", INVALID_JUDGES.values(), ids=INVALID_JUDGES)

@@ -15,33 +15,40 @@ import pytest
 import zmq
 from hand_made import PONG, HandMade
 
+from starspec.audit import AuditLog
 from starspec.errors import PeerLost
 from starspec.gateway.hub_status import HubStatusClient
-from starspec.ids import LinkId, RequestId, Tag
-from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
+from starspec.ids import LinkId, PipeEpoch, RequestId, Tag
+from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode, size_of
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Ask,
+    Beat,
     EngineOutput,
     Fault,
     Features,
+    Landing,
     Ping,
     Pong,
     TargetToGateway,
+    VerdictOf,
     Welcome,
 )
-from starspec.wire.transports import unread
+from starspec.wire.transports import target_sockets, unread
 from starspec.wire.transports.base import Left
 from starspec.wire.transports.serving_client import ServingClient
 from starspec.wire.transports.serving_server import ServingServer
 from starspec.wire.transports.sockets import (
     MAX_MULTIPART_BYTES,
     RECEIVE_HIGH_WATER,
+    Context,
     bind,
     make_socket,
     multiparts,
     port_of,
 )
+from starspec.wire.transports.stage_connection import StageConnection
+from starspec.wire.transports.stage_port import StagePort
 from starspec.wire.transports.unread import UnreadMonitor
 from starspec.wire.transports.unsent import MAX_UNSENT_BYTES, STEP_BYTES
 
@@ -293,6 +300,39 @@ def test_a_gateway_that_does_not_read_is_ended_and_one_that_reads_late_gets_ever
             assert server.send(peer, [output])
             assert late.poll(int(PATIENCE_S * 1000))
             late.recv()
+
+
+def test_a_coordinator_that_does_not_read_its_stage_is_ended() -> None:
+    port = StagePort("127.0.0.1", 0, None, False, AuditLog.off())
+    with contextlib.closing(port), HandMade.to(port.port, b"deaf") as deaf:
+        deaf.send(encode(Beat(PipeEpoch(1))))
+        until_s = time.monotonic() + PATIENCE_S
+        while not (arrived := port.receive()):
+            assert time.monotonic() < until_s
+        answer = Landing(PipeEpoch(1), 1, [VerdictOf([7])] * 4000)
+        num_sent = next(number for number in range(10_000) if not port.send(arrived[0].peer, answer))
+        assert num_sent * size_of(answer) < MOST_UNSENT
+        with contextlib.suppress(ConnectionError):
+            list(iter(lambda: deaf.socket.recv(2**20), b""))
+
+
+def test_a_stage_that_does_not_read_hidden_states_is_sent_no_more(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 8 * 2**20
+    monkeypatch.setattr(target_sockets, "MAX_LARGE_BYTES", most)
+    endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    context: Context = zmq.Context()
+    connection = StageConnection(context, endpoint, None, False, PATIENCE_S, "this stage")
+    with contextlib.closing(connection), accept(listener):
+        until_s = time.monotonic() + PATIENCE_S
+        while not connection.is_ready:
+            assert time.monotonic() < until_s
+            connection.check()
+        hidden = memoryview(bytes(2**20))
+        num_sent = next(number for number in range(1000) if not connection.send([b"t", b"j", hidden]))
+    context.term()
+    assert most // len(hidden) <= num_sent <= 1 + (most + STEP_BYTES + _kernel()) // len(hidden)
 
 
 def test_features_far_beyond_the_queue_arrive_in_order_and_cost_no_link(star) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starspec.stages.membership import Member, Membership
 from starspec.stats import PipeStats, StageStats
-from starspec.wire.messages import Landing, StageWork
+from starspec.wire.messages import StageWork
 
 
 class PipeAccount:
@@ -19,21 +21,22 @@ class PipeAccount:
         self._work = [StageWork(0.0, 0.0, 0, 0)] * num_stages
         self._landed_s = 0.0  # when something landed last
 
-    def note(self, landing: Landing, num_bytes: int, launched_s: float, now: float) -> None:
+    def note(self, work: Sequence[StageWork], num_bytes: int, launched_s: float, now: float) -> None:
         """A traversal has landed.
 
         Args:
+            work: of the stages, in order.
             num_bytes: of the landing.
             launched_s: when the traversal left.
         """
         stats = self.stats
         stats.num_traversals += 1
         stats.num_landing_bytes += num_bytes
-        if len(landing.work) == len(self._work):
-            self._work = [_sum(*pair) for pair in zip(self._work, landing.work, strict=True)]
+        if len(work) == len(self._work):
+            self._work = [_sum(*pair) for pair in zip(self._work, work, strict=True)]
             seconds = now - max(launched_s, self._landed_s)
             if seconds > 0.0:
-                stats.fill.add(min(1.0, max(each.compute_s for each in landing.work) / seconds))
+                stats.fill.add(min(1.0, max(each.compute_s for each in work) / seconds))
         self._landed_s = now
 
     def of(self, members: Membership, depth: int, num_in_flight: int, num_losses: int) -> PipeStats:
@@ -58,6 +61,13 @@ class PipeAccount:
             stats.compute_s, stats.wait_s = own.compute_s, own.wait_s
             stats.num_bytes, stats.num_hidden_bytes = own.num_bytes, own.num_hidden_bytes
         return stats
+
+
+def possible(work: StageWork, traversal_s: float) -> StageWork:
+    """What a stage says of its part of a traversal, which took so long in all: no part takes longer."""
+    return StageWork(
+        min(work.compute_s, traversal_s), min(work.wait_s, traversal_s), work.num_bytes, work.num_hidden_bytes
+    )
 
 
 def _sum(one: StageWork, other: StageWork) -> StageWork:

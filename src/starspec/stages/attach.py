@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,8 +13,11 @@ from starspec.ids import PipeEpoch, TargetId
 from starspec.models.layers import LayerRange, check_ranges
 from starspec.stages.link import PipeLink
 from starspec.wire.messages import PROTOCOL_VERSION, Attach, Attached, Beat, Detach, Gap, Outdated, Refused
+from starspec.wire.stage_session import highest_epoch
 
 BEATS_IN_LEASE: Final = 4  # while a stage has not answered
+MAX_RAISES: Final = 8  # of the pipe epoch: one is enough, unless others attach the same stages
+ASK_AGAIN_S: Final = 0.1  # a stage that was asked is not asked again sooner, whatever it says
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +76,16 @@ def attach(
         lease_s: stages whose coordinator is silent for longer leave the pipe.
         timeout_s: within which all must answer.
         hidden_dtype: of hidden states on their way.
-    Raises: ConfigError if a stage refuses or the stages are not one model; PeerLost if one does not answer. Then those
-        that have answered are told that they are free.
+    Raises: ConfigError if a stage refuses, knows epochs that cannot be, or the stages are not one model; PeerLost if
+        one does not answer. Then those that have answered are told that they are free.
     """
     deadline_s, epoch = clock() + timeout_s, PipeEpoch(1)
-    while True:
+    for _ in range(1 + MAX_RAISES):
         nexts = (*names[1:], "")
         messages = [Attach(PROTOCOL_VERSION, target_id, epoch, lease_s, each, hidden_dtype) for each in nexts]
         try:
             answers = _ask(link, names, messages, deadline_s, clock)
-            newest = max((each.pipe_epoch for each in answers if isinstance(each, Outdated)), default=PipeEpoch(0))
+            newest = max((_known_to(*pair) for pair in zip(names, answers, strict=True)), default=PipeEpoch(0))
             if not newest:
                 stages = tuple(each for each in answers if isinstance(each, Attached))
                 return Pipe(tuple(names), stages, epoch, lease_s, target_id, hidden_dtype)
@@ -89,6 +93,17 @@ def attach(
             detach(link, len(names), epoch)
             raise
         epoch = PipeEpoch(max(newest, epoch) + 1)
+    detach(link, len(names), epoch)
+    raise PeerLost(f"the stages know a newer pipe epoch each time, {MAX_RAISES} times: do several targets attach them?")
+
+
+def _known_to(name: str, answer: Attached | Outdated) -> PipeEpoch:
+    """The epoch of an Outdated; 0 = it is none. Raises: ConfigError if no honest stage knows this epoch."""
+    if not isinstance(answer, Outdated):
+        return PipeEpoch(0)
+    if answer.pipe_epoch > highest_epoch(time.time()):
+        raise ConfigError(f"stage {name} says that it knows pipe epoch {answer.pipe_epoch}, which cannot be")
+    return answer.pipe_epoch
 
 
 def detach(link: PipeLink, num_stages: int, epoch: PipeEpoch) -> None:
@@ -109,6 +124,7 @@ def _ask(
     for stage, message in enumerate(messages):
         link.control(stage, message)
     answers: dict[int, Attached | Outdated] = {}
+    asked_s = dict.fromkeys(range(len(names)), clock())
     beat_s = messages[0].lease_s / BEATS_IN_LEASE
     next_beat_s = clock() + beat_s
     while len(answers) < len(names):
@@ -127,8 +143,10 @@ def _ask(
                 case Refused(reason=reason):
                     raise ConfigError(f"stage {names[stage]} refuses: {reason}")
                 case Gap(pipe_epoch=epoch) if epoch == messages[stage].pipe_epoch:
-                    if not isinstance(answers.get(stage), Outdated):
+                    is_soon = clock() - asked_s[stage] < ASK_AGAIN_S
+                    if not (is_soon or isinstance(answers.get(stage), Outdated)):
                         answers.pop(stage, None)
+                        asked_s[stage] = clock()
                         link.control(stage, messages[stage])
                 case Attached(pipe_epoch=epoch) if epoch == messages[stage].pipe_epoch:
                     answers[stage] = answer

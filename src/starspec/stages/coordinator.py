@@ -17,17 +17,18 @@ from starspec.log_limit import LogLimit
 from starspec.models.runner import ModelInfo
 from starspec.policy.pipe_depth import PipeTimes
 from starspec.policy.traversal import Pipeline
-from starspec.stages.account import PipeAccount
+from starspec.stages.account import PipeAccount, possible
 from starspec.stages.attach import Pipe
 from starspec.stages.frames import Frame, heard
+from starspec.stages.landings import Asked, LandingCheck
 from starspec.stages.link import PipeLink
-from starspec.stages.membership import USUAL_TIMES, Membership, StageTimes
+from starspec.stages.membership import MAX_FAULTS, USUAL_TIMES, Membership, StageTimes
 from starspec.stages.mirror import MirroredRows
 from starspec.stats import PipeStats
 from starspec.tracing import Tracer, flow_id
 from starspec.windows.verifier import Landed, Lost, Ticket
-from starspec.windows.window import Judge, Window
-from starspec.wire.codec import MAX_TRAVERSAL_BYTES, encode
+from starspec.windows.window import Window
+from starspec.wire.codec import MAX_TRAVERSAL_BYTES, encode, size_of
 from starspec.wire.messages import (
     Alive,
     JudgeOf,
@@ -42,6 +43,7 @@ from starspec.wire.stage_news import FromStage
 
 CHANGES_WAIT_S: Final = 1.0  # leases and frees travel alone if no launch takes them along
 STALLED: Final = 5  # times `seen_within_s`, and two round trips: so long nothing may land while no stage computes
+MAX_BUSY_S: Final = 600.0  # so long nothing may land, although stages say that they compute
 
 log = structlog.get_logger()
 
@@ -50,7 +52,7 @@ class _Launch(NamedTuple):
     number: int
     ticket: Ticket | None  # None: nothing but leases and frees
     rows: tuple[int, ...]
-    judges: tuple[Judge, ...]
+    asked: tuple[Asked, ...]
     launched_s: float
 
 
@@ -97,6 +99,7 @@ class RemoteVerifier:
         self._target_id = pipe.target_id
         self._account = PipeAccount(len(pipe.stages))
         self._members = Membership(pipe, spares, times, clock())
+        self._check = LandingCheck(info.vocab_size)
         self._tickets = itertools.count()
         self._news: list[Lost] = []
         self._is_down = False  # it was noted that the pipe is
@@ -152,8 +155,12 @@ class RemoteVerifier:
             for index, (each, lease) in enumerate(zip(windows, (head.lease for head in heads), strict=True))
             if each.judge is not None
         ]
-        judges = tuple(each.judge for each in windows if each.judge is not None)
-        self._send(ticket, heads, Judges(told), judges)
+        asked = tuple(
+            Asked(head.row, head.lease, each.segment.token_ids[0], each.judge)
+            for each, head in zip(windows, heads, strict=True)
+            if each.judge is not None
+        )
+        self._send(ticket, heads, Judges(told), asked)
         return ticket
 
     def poll(self, timeout_s: float) -> Sequence[Landed | Lost]:
@@ -185,7 +192,8 @@ class RemoteVerifier:
         self._numbers = itertools.count(1)
         self._in_flight: deque[_Launch] = deque()
         self._ruled: dict[int, int] = {}  # row -> the lease whose law the last stage knows
-        self._launched_s = self._moved_s = self._clock()
+        self._check.start_over()
+        self._launched_s = self._moved_s = self._landed_s = self._clock()
 
     def _law(self, window: Window, lease: int) -> RowLaw | None:
         """The sequence's law, if the last stage does not know it."""
@@ -198,14 +206,14 @@ class RemoteVerifier:
             token_ids = [*self.cache.tokens_of(row), window.segment.token_ids[0]]
         return RowLaw(law.sampling, law.relaxation, law.num_logprobs, judge.counts.prompt_len, token_ids)
 
-    def _send(self, ticket: Ticket | None, heads: list[WindowHead], told: Judges, judges: tuple[Judge, ...]) -> None:
+    def _send(self, ticket: Ticket | None, heads: list[WindowHead], told: Judges, asked: tuple[Asked, ...]) -> None:
         self._send_retracted()
         self._launched_s = self._clock()
         rows = tuple(each.row for each in heads)
-        launch = _Launch(next(self._numbers), ticket, rows, judges, self._launched_s)
+        launch = _Launch(next(self._numbers), ticket, rows, asked, self._launched_s)
         traversal = Traversal(self._epoch, launch.number, self.cache.take_changes(), heads)
         if not self._in_flight:
-            self._moved_s = self._launched_s
+            self._moved_s = self._landed_s = self._launched_s
         self._in_flight.append(launch)
         try:
             self._link.send(Frame(traversal, encode(told, MAX_TRAVERSAL_BYTES), b"").parts, self._members.chain[0])
@@ -241,9 +249,8 @@ class RemoteVerifier:
         now = self._clock()
         self._is_woken = not messages and now < asked_s + timeout_s
         landed = [self._hear(member, message, now) for member, message in messages]
-        patience_s = STALLED * self._times.seen_within_s + 2 * self._members.round_trips_s
-        if self._in_flight and self._members.is_up and now - self._moved_s >= patience_s:
-            self._members.lose(f"nothing has landed for {now - self._moved_s:.1f} s, and all stages are idle", now)
+        if self._in_flight and self._members.is_up:
+            self._look_for_stall(now)
         if self._members.judge(now):
             self._come_up()
         elif not (self._members.is_up or self._is_down):
@@ -253,21 +260,50 @@ class RemoteVerifier:
             self._give_up()
         return found
 
+    def _look_for_stall(self, now: float) -> None:
+        """Nobody waits for ever, whatever stages say."""
+        members, idle_s, waited_s = self._members, now - self._moved_s, now - self._landed_s
+        if idle_s >= STALLED * self._times.seen_within_s + 2 * members.round_trips_s:
+            members.lose(f"nothing has landed for {idle_s:.1f} s, and all stages are idle", now, members.chain)
+        elif waited_s >= MAX_BUSY_S:
+            # once is enough
+            members.lose(f"nothing has landed for {waited_s:.0f} s", now, MAX_FAULTS * members.chain)
+
     def _hear(self, member: int, message: FromStage, now: float) -> Landed | None:
         self._members.hear(member, message, now)
-        if isinstance(message, Alive) and message.is_busy:
+        is_in_chain = self._members.is_up and member in self._members.chain
+        if isinstance(message, Alive) and message.is_busy and is_in_chain and message.pipe_epoch == self._epoch:
             self._moved_s = now
-        if not (self._members.is_up and isinstance(message, Landing) and message.pipe_epoch == self._epoch):
+        if not (isinstance(message, Landing) and message.pipe_epoch == self._epoch):
             return None
-        is_last = member == self._members.chain[-1]
-        if not (is_last and self._in_flight and _fits(message, self._in_flight[0])):
-            self._members.lose(f"stage {self._members.members[member].name} answered what it was not asked", now)
+        if not is_in_chain:
+            if self._members.is_up:
+                self._members.blame([member], now)
             return None
+        if (problem := self._why_not_asked(member, message)) is not None:
+            what = f"stage {self._members.members[member].name} answered what it was not asked: {problem}"
+            is_last = member == self._members.chain[-1]  # then any stage before may be the cause
+            self._members.lose(what, now, self._members.chain if is_last else [member])
+            return None
+        return self._land(message, now)
+
+    def _why_not_asked(self, member: int, landing: Landing) -> str | None:
+        """Why this does not answer the oldest traversal; None if it does."""
+        if member != self._members.chain[-1]:
+            return "it is not the last one"
+        if not self._in_flight or landing.number != self._in_flight[0].number:
+            return f"traversal {landing.number}"
+        return self._check.complaint(landing, self._in_flight[0].asked, self.cache.holds)
+
+    def _land(self, message: Landing, now: float) -> Landed | None:
+        """The oldest traversal has come to its end."""
         launch = self._in_flight.popleft()
-        self._moved_s = now
-        self._account.note(message, len(encode(message, MAX_TRAVERSAL_BYTES)), launch.launched_s, now)
-        if launch.judges and len(message.work) == len(self._members.chain):  # a chunk says nothing about rounds
-            self.traversals.note(now - launch.launched_s, [each.compute_s for each in message.work])
+        self._moved_s = self._landed_s = now
+        traversal_s = now - launch.launched_s
+        work = [possible(each, traversal_s) for each in message.work]
+        self._account.note(work, size_of(message), launch.launched_s, now)
+        if launch.asked and len(work) == len(self._members.chain):  # a chunk says nothing about rounds
+            self.traversals.note(traversal_s, [each.compute_s for each in work])
         if self._trace is not None:
             flow = flow_id(self._target_id, self._epoch, launch.number)
             start_s, num = launch.launched_s, len(launch.rows)
@@ -297,11 +333,3 @@ class RemoteVerifier:
         self._in_flight.clear()
         self.cache.start_over()
         self._news.append(Lost(reason, False))
-
-
-def _fits(landing: Landing, launch: _Launch) -> bool:
-    """Whether a landing is a possible answer to a launch."""
-    if landing.number != launch.number or len(landing.verdicts) != len(launch.judges):
-        return False
-    pairs = zip(landing.verdicts, launch.judges, strict=True)
-    return all(max(verdict.nodes, default=-1) < judge.tree.num_draft_tokens for verdict, judge in pairs)

@@ -61,6 +61,8 @@ class FrameDecoder:
             is_same = shape == (window.parents or parents_of(range(-1, window.num_tokens - 2)))
             if window.num_logits != window.num_tokens or len(each.token_ids) != window.num_tokens or not is_same:
                 raise PeerProtocolError(f"the judge of window {each.window} has another tree")
+            if each.prefix_len != window.base + len(window.path) + 1:
+                raise PeerProtocolError(f"the judge of window {each.window} is about another position")
         return judges
 
 

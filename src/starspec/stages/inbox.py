@@ -25,6 +25,7 @@ TICK_MS: Final = 100  # between looks at whether to end
 MAX_QUEUED: Final = 64  # traversals of a sender that were read and are not computed: a few are in flight
 MAX_QUEUED_BYTES: Final = 256 * 2**20  # of those of all senders, but for the last one; each sender has half of the rest
 MAX_CONTROLS: Final = 1024  # control messages of a sender that the stage has not taken
+MAX_ALL_CONTROLS: Final = 8192  # of those of all senders; each sender has half of the rest
 
 log = structlog.get_logger()
 
@@ -141,11 +142,16 @@ class StageInbox(threading.Thread):
             return
         if isinstance(message, Beat):
             self._port.send(arrival.peer, self._answer_beat(arrival.peer, message))
-        elif self._num_controls[arrival.peer] < MAX_CONTROLS:
+        elif self._takes_control(arrival.peer):
             self._note(self._num_controls, arrival.peer, 1)
             self._arrived.put(Control(arrival.peer, arrival.caller, message))
         else:
             self._log_limit.log(log.warning, "a control message is dropped", why="too many wait")
+
+    def _takes_control(self, peer: PeerId) -> bool:
+        with self._lock:
+            own, total = self._num_controls[peer], self._num_controls.total()
+        return own < min(MAX_CONTROLS, MAX_ALL_CONTROLS - total)
 
     def _put(self, arrival: StageArrival) -> None:
         is_allowed = arrival.caller is None or arrival.caller.role == self._sender

@@ -65,9 +65,10 @@ class RowLaws:
 
 
 def _begin(judge: JudgeOf, told: RowLaw) -> _Sequence:
-    """Raises: PeerProtocolError if the law counts tokens but does not come with them."""
-    if told.sampling.adjusts_logits and len(told.token_ids) != judge.prefix_len:
-        raise PeerProtocolError(f"a law that counts tokens has {len(told.token_ids)} of {judge.prefix_len}")
+    """Raises: PeerProtocolError if the law counts tokens but does not come with them, or has tokens for nothing."""
+    num_wanted = judge.prefix_len if told.sampling.adjusts_logits else 0
+    if len(told.token_ids) != num_wanted:
+        raise PeerProtocolError(f"a law that needs {num_wanted} tokens comes with {len(told.token_ids)}")
     law = Law(told.sampling, told.relaxation, told.num_logprobs)
     counts = TokenCounts(told.token_ids[: told.prompt_len], told.token_ids[told.prompt_len :])
     return _Sequence(law, counts, judge.prefix_len, judge.root)

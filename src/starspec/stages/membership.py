@@ -11,17 +11,22 @@ anew for each change, so that they all have empty rows.
 A stage answers an `Attach` once it has a connection to the next one. One that answers beats meanwhile, and does not
 have it in time, is not gone: the link between the two is cut. Then the next attempt is made without this link, if
 spares allow that.
+
+A stage may also be mad. One that was at fault again and again is the last choice for its position, and attempts that
+fail again and again have pauses between them. What a spare says harms nobody else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import fsum, inf
 from typing import Final
 
 from starspec.ids import PipeEpoch
+from starspec.policy.backoff import Backoff
 from starspec.policy.stage_liveness import BEATS, FIRST_ROUND_TRIP_S, StageLiveness
 from starspec.stages.attach import Pipe
 from starspec.wire.messages import (
@@ -37,11 +42,19 @@ from starspec.wire.messages import (
     Refused,
 )
 from starspec.wire.stage_news import Broken, FromStage
+from starspec.wire.stage_session import highest_epoch
 
 Addressed = tuple[int, CoordinatorToStage]
 """A message, and the member that gets it."""
 PROBE_S: Final = 0.5  # between two attempts to find a process that is gone
 LINKING_ROUND_TRIPS: Final = 4  # that a connection between two stages takes, keys included
+NO_EPOCH: Final = PipeEpoch(0)
+MAX_FAULTS: Final = 3  # of a stage; then others are chosen before it ...
+FORGIVEN_S: Final = 60.0  # ... until there was no fault for so long
+NUM_FREE_LOSSES: Final = 3  # of the pipe in a row, without a pause before the next attempt
+LOSS_PAUSE_S: Final = 0.25
+LONGEST_LOSS_PAUSE_S: Final = 2.0
+STABLE_S: Final = 10.0  # a pipe that is up for so long has not failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +82,25 @@ class Member:
     is_there: bool = False  # it was heard since it was found dead
     asked_s: float = -inf  # when it was last sent an `Attach`
     last_round_trip_s: float = FIRST_ROUND_TRIP_S  # the last one that was known before it left
+    known_epoch: PipeEpoch = NO_EPOCH  # the highest that it told
+    num_faults: int = 0  # of late
+    fault_s: float = -inf  # when the last one was
 
     @property
     def round_trip_s(self) -> float:
         return self.last_round_trip_s if self.liveness is None else self.liveness.round_trip_s
 
+    def blame(self, now: float) -> None:
+        """What was wrong was its fault, or perhaps."""
+        self.num_faults = 1 if now - self.fault_s > FORGIVEN_S else self.num_faults + 1
+        self.fault_s = now
+
+    def is_faulty(self, now: float) -> bool:
+        return self.num_faults >= MAX_FAULTS and now - self.fault_s <= FORGIVEN_S
+
     def begin(self, what: Attached, seen_within_s: float, now: float) -> None:
         """It is attached."""
-        self.what, self.is_there = what, True
+        self.what, self.is_there, self.known_epoch = what, True, what.pipe_epoch
         self.liveness = StageLiveness(seen_within_s, now)
 
     def leave(self) -> None:
@@ -129,9 +153,17 @@ class Membership:
         spares: names of processes that may take a position. They need not run.
         times: how long to wait.
         now: seconds.
+        unix_clock: bounds the epochs that members may say that they know.
     """
 
-    def __init__(self, pipe: Pipe, spares: Sequence[str], times: StageTimes, now: float) -> None:
+    def __init__(
+        self,
+        pipe: Pipe,
+        spares: Sequence[str],
+        times: StageTimes,
+        now: float,
+        unix_clock: Callable[[], float] = time.time,
+    ) -> None:
         self.members = [Member(name) for name in (*pipe.names, *spares)]
         self.chain = tuple(range(len(pipe.names)))  # the member in each position
         self.pipe_epoch = pipe.epoch  # of the pipe as it came up last
@@ -140,6 +172,9 @@ class Membership:
         self.has_given_up = False
         self._pipe = pipe
         self._times = times
+        self._unix_clock = unix_clock
+        self._failures = Backoff(LOSS_PAUSE_S, LONGEST_LOSS_PAUSE_S, STABLE_S, NUM_FREE_LOSSES)
+        self._again_s = -inf  # when the next attempt may begin
         self._attempt: _Attempt | None = None
         self._cut: set[tuple[int, int]] = set()  # links that were not there in the last attempts with them
         self._down_s = inf
@@ -156,10 +191,22 @@ class Membership:
         """Of all stages, one after another."""
         return fsum(self.members[index].round_trip_s for index in self.chain)
 
-    def lose(self, reason: str, now: float) -> None:
-        """The pipe is down from now on."""
+    def lose(self, reason: str, now: float, blamed: Iterable[int] = ()) -> None:
+        """The pipe is down from now on. Args: blamed: members whose fault it may be."""
+        self.blame(blamed, now)
         if self.is_up:
             self.reason, self._down_s = reason, now
+            self._again_s = now + self._failures.pause_s(now)
+
+    def blame(self, members: Iterable[int], now: float) -> None:
+        """Something was wrong, and it may be the fault of these."""
+        for index in members:
+            self.members[index].blame(now)
+
+    def _beside(self, index: int) -> tuple[int, ...]:
+        """A stage of the chain, and those that send it something or get something of it."""
+        place = self.chain.index(index)
+        return self.chain[max(0, place - 1) : place + 2]
 
     def end(self) -> list[Addressed]:
         """No request runs any more, or the coordinator ends. Returns: what lets all members free their rows."""
@@ -187,19 +234,11 @@ class Membership:
             case Alive(pipe_epoch=epoch) if self._attempt is not None and epoch == self._attempt.epoch:
                 self._attempt.alive.add(index)
             case Outdated(pipe_epoch=epoch):
-                self.epoch = max(self.epoch, PipeEpoch(epoch + 1))
-                if self._attempt is not None and index in self._attempt.chain and epoch >= self._attempt.epoch:
-                    self._attempt = None
+                self._outdated(index, epoch, now)
             case Refused(reason=reason):
-                member.lose()
-                if self._attempt is not None and index in self._attempt.chain:
-                    self._fail(f"stage {member.name} refuses: {reason}")
-            case Gap(pipe_epoch=epoch, reason=reason) if member.what is not None and epoch == member.what.pipe_epoch:
-                member.leave()
-                if self._attempt is not None and self._attempt.epoch == epoch:
-                    self._attempt = None
-                elif index in self.chain:
-                    self.lose(f"stage {member.name} broke off: {reason}", now)
+                self._refused(index, f"stage {member.name} refuses: {reason}", now)
+            case Gap(pipe_epoch=epoch, reason=reason):
+                self._broke_off(index, epoch, f"stage {member.name} broke off: {reason}", now)
 
     def judge(self, now: float) -> bool:
         """Find the dead, after all that has arrived was heard. Returns: whether the pipe came up, with empty rows."""
@@ -221,19 +260,20 @@ class Membership:
         messages += self._beats_of_attempt(now)
         for index, member in enumerate(self.members):
             is_asked = self._attempt is not None and index in self._attempt.chain
+            epoch = PipeEpoch(max(self.epoch, member.known_epoch + 1))
             if member.liveness is not None and member.what is not None and member.liveness.is_beat_due(now):
                 member.liveness.note_beat(now)
                 messages.append((index, Beat(member.what.pipe_epoch, now)))
             elif member.liveness is None and not is_asked and now - member.asked_s >= PROBE_S:
-                messages.append((index, self._attach(member, self.epoch, "", now)))
+                messages.append((index, self._attach(member, epoch, "", now)))
         return messages
 
     def _try(self, now: float) -> list[Addressed]:
         """Attach a member for each position, if there are such."""
-        chain = self._choose()
+        chain = self._choose(now) if now >= self._again_s else None
         if chain is None:
             return []
-        self.epoch = PipeEpoch(self.epoch + 1)
+        self.epoch = PipeEpoch(max(self.epoch, *(self.members[index].known_epoch + 1 for index in chain)) + 1)
         wait_s, end_s = max(self.members[index].round_trip_s for index in chain), now + self._times.seen_within_s
         self._attempt = _Attempt(self.epoch, chain, end_s + wait_s, end_s + LINKING_ROUND_TRIPS * wait_s, now)
         nexts = [*(self.members[index].name for index in chain[1:]), ""]
@@ -248,27 +288,30 @@ class Membership:
         attempt.beaten_s = now
         return [(index, Beat(attempt.epoch, now)) for index in attempt.chain if index not in attempt.answers]
 
-    def _choose(self) -> tuple[int, ...] | None:
+    def _choose(self, now: float) -> tuple[int, ...] | None:
         """A member for each position: the one that has it, the one that it belongs to, or another. None: it lacks.
+
+        Of these, one that was at fault again and again is the last choice.
 
         Effects: if there is none without a link that was cut, all links may be whole again.
         """
-        chain = self._chain_from(())
+        chain = self._chain_from((), now)
         if chain is None and self._cut:
             self._cut.clear()
-            chain = self._chain_from(())
+            chain = self._chain_from((), now)
         return chain
 
-    def _chain_from(self, begun: tuple[int, ...]) -> tuple[int, ...] | None:
+    def _chain_from(self, begun: tuple[int, ...], now: float) -> tuple[int, ...] | None:
         """The best chain that begins so."""
         position = len(begun)
         if position == len(self._pipe.stages):
             return begun
         wanted = self._pipe.stages[position]
-        for index in (self.chain[position], position, *range(len(self._pipe.stages), len(self.members))):
+        usual = (self.chain[position], position, *range(len(self._pipe.stages), len(self.members)))
+        for index in sorted(usual, key=lambda each: self.members[each].is_faulty(now)):
             member, is_cut = self.members[index], bool(begun) and (begun[-1], index) in self._cut
             if index not in begun and not is_cut and member.is_there and member.fits(wanted, self._pipe):
-                chain = self._chain_from((*begun, index))
+                chain = self._chain_from((*begun, index), now)
                 if chain is not None:
                     return chain
         return None
@@ -281,11 +324,48 @@ class Membership:
 
     def _attached(self, index: int, message: Attached, now: float) -> None:
         member, attempt = self.members[index], self._attempt
+        if (self.is_up and index in self.chain) or message.pipe_epoch > highest_epoch(self._unix_clock()):
+            self.blame([index], now)  # nobody asked, or it cannot be
+            return
         if attempt is not None and index in attempt.chain:
             if message.pipe_epoch != attempt.epoch:
                 return  # the answer to an earlier one
             attempt.answers.add(index)
         member.begin(message, self._times.seen_within_s, now)
+
+    def _broke_off(self, index: int, epoch: PipeEpoch, what: str, now: float) -> None:
+        """A member takes no part any more. If it did in the pipe, others may have sent it nonsense, or be gone."""
+        member = self.members[index]
+        if member.liveness is None or member.what is None or member.what.pipe_epoch != epoch:
+            return
+        member.leave()
+        if self._attempt is not None and self._attempt.epoch == epoch:
+            self.blame([index], now)
+            self._fail(what, now)
+        elif index in self.chain:
+            self.lose(what, now, self._beside(index))
+
+    def _outdated(self, index: int, epoch: PipeEpoch, now: float) -> None:
+        """A member knows a higher epoch. What it says counts for attempts with it, and for no others."""
+        member = self.members[index]
+        what = f"stage {member.name} knows pipe epoch {epoch}"
+        if epoch > highest_epoch(self._unix_clock()):
+            self._refused(index, f"{what}, which cannot be", now)
+            return
+        member.known_epoch = max(member.known_epoch, epoch)
+        if self._attempt is not None and index in self._attempt.chain and epoch >= self._attempt.epoch:
+            self.blame([index], now)
+            self._fail(what, now)
+
+    def _refused(self, index: int, what: str, now: float) -> None:
+        """A member takes no part."""
+        member = self.members[index]
+        member.lose()
+        if self._attempt is not None and index in self._attempt.chain:
+            self.blame([index], now)
+            self._fail(what, now)
+        elif index in self.chain:
+            self.lose(what, now, [index])
 
     def _end_attempt(self, now: float) -> bool:
         """Returns: whether the pipe came up."""
@@ -298,24 +378,28 @@ class Membership:
             return False
         self._attempt = None
         for index in late:
-            self._miss(attempt, index)
+            self._miss(attempt, index, now)
         pairs = zip((self.members[index] for index in attempt.chain), self._pipe.stages, strict=True)
         changed = [each.name for each, wanted in pairs if not each.fits(wanted, self._pipe)]
         if missing:
             return False
         if changed:
-            self._fail(f"stage {', '.join(changed)} is not what it was before")
+            self._fail(f"stage {', '.join(changed)} is not what it was before", now)
             return False
+        for index in set(self.chain) - set(attempt.chain):
+            self.members[index].leave()  # a probe attaches it anew: it has rows of the pipe before
         self.chain, self.pipe_epoch = attempt.chain, attempt.epoch
         self.epoch = max(self.epoch, PipeEpoch(attempt.epoch + 1))
         self.reason, self._down_s, self.has_given_up = None, inf, False
+        self._failures.note_success(now)
         return True
 
-    def _miss(self, attempt: _Attempt, index: int) -> None:
+    def _miss(self, attempt: _Attempt, index: int, now: float) -> None:
         """A member has not answered in time: it is dead, or its link to the next one is cut."""
         link = attempt.link_behind(index)
         if link is None:
             self.members[index].lose()
+            self.blame([index], now)
         else:
             self._cut.add(link)
             near, far = (self.members[each].name for each in link)
@@ -327,13 +411,14 @@ class Membership:
         member.lose()
         reason = f"the connection to stage {member.name} broke"
         if self._attempt is not None and index in self._attempt.chain:
-            self._fail(reason)
+            self._fail(reason, now)
         elif index in self.chain:
             self.lose(reason, now)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, now: float) -> None:
         """The present attempt cannot succeed."""
         self.reason, self._attempt = reason, None
+        self._again_s = now + self._failures.pause_s(now)
 
 
 def _kind(stage: Attached) -> tuple[int, int, int, str, str]:

@@ -108,6 +108,11 @@ class MirroredRows(KVCache):
             here.path = here.path[: length - here.base]
         del here.token_ids[length:]
 
+    def holds(self, row: int, lease: RowLease) -> bool:
+        """Whether the row still has this occupant."""
+        here = self._rows.get(row)
+        return here is not None and here.lease == lease
+
     def tokens_of(self, row: int) -> list[int]:
         """The tokens whose keys and values are committed, or presumed to be."""
         return self._rows[row].token_ids

@@ -50,6 +50,7 @@ class StageRows:
             self.cache.append(window.row, window.base - length)
         else:
             self.cache.truncate(window.row, window.base)
+        self.cache.check_fits(window.row, window.num_tokens)
         token_ids = window.token_ids or [0] * window.num_tokens
         return Segment(window.row, token_ids, window.num_logits, window.parents)
 

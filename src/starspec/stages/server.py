@@ -17,33 +17,27 @@ from starspec.errors import ConfigError, LinkError, PeerProtocolError
 from starspec.ids import PeerId
 from starspec.log_limit import LogLimit
 from starspec.models.runner import Stage
+from starspec.policy.peer_limits import Allowance
 from starspec.stages.frames import Frame
 from starspec.stages.inbox import Control, StageInbox
 from starspec.stages.worker import StageWorker
 from starspec.tracing import Tracer, flow_id
+from starspec.wire.codec import MAX_TRAVERSAL_BYTES, size_of
 from starspec.wire.keys import Keys
 from starspec.wire.messages import Alive, Attach, Attached, Beat, Gap, Landing, Refused
-from starspec.wire.stage_session import StageState
+from starspec.wire.stage_session import StageState, highest_epoch
 from starspec.wire.transports.next_stage import NextStage
 from starspec.wire.transports.sockets import GOODBYE_MS, endpoint_at
 from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES, StageArrival, StagePort
 
 TICK_S: Final = 0.1  # between looks at the lease and the connection to the next stage
 MAX_LEASE_S: Final = 60.0  # whatever a coordinator asks for: one that vanishes must not keep the stage
-FIRST_EPOCHS: Final = 2**30  # where the clock is not set
-EPOCHS_PER_S: Final = 1024
 LINKING_TICK_S: Final = 0.01  # the same while that connection is being made
+MAX_LANDING_BYTES: Final = MAX_TRAVERSAL_BYTES
+ATTACHES_PER_S: Final = 10.0  # each opens connections to the next stage
+ATTACHES_BURST: Final = 40.0
 
 log = structlog.get_logger()
-
-
-def highest_epoch(unix_s: float) -> int:
-    """The highest pipe epoch that a stage enters at this time.
-
-    Epochs only rise, so one near the highest number would shut all later ones out. Coordinators raise them one by one,
-    far more slowly than this bound rises.
-    """
-    return FIRST_EPOCHS + int(unix_s * EPOCHS_PER_S)
 
 
 class StageServer:
@@ -82,6 +76,8 @@ class StageServer:
         self._inbox = StageInbox(port, "target" if runner.layers.is_first else "stage", self._answer_beat, clock)
         self._log_limit = LogLimit(clock)
         self._coordinator: PeerId | None = None
+        self._before: PeerId | None = None  # whose traversals are computed; None = none was yet in this pipe epoch
+        self._attaches = Allowance(ATTACHES_PER_S, ATTACHES_BURST)
         self._next: NextStage | None = None
         self._answer: Attached | None = None  # to be sent when the next stage is connected
         self._queues: OrderedDict[PeerId, deque[StageArrival]] = OrderedDict()  # traversals by sender; they take turns
@@ -122,8 +118,11 @@ class StageServer:
         for arrival in self._inbox.take(0.0 if self._queues else wait_s):
             if isinstance(arrival, Control):
                 self._hear(arrival)
-            else:
+            elif self._is_of_pipe(arrival):
                 self._queues.setdefault(arrival.peer, deque()).append(arrival)
+            else:
+                self._inbox.done(arrival)
+                self._log_limit.log(log.warning, "a traversal is dropped", why="another one leads this stage")
         self._worker.check_lease()
         if self._worker.session.state is StageState.DETACHED:
             self._unlink()
@@ -153,9 +152,10 @@ class StageServer:
             assert answer is not None
             self._inbox.tell(arrival.peer, answer)
             return
+        self._attaches.take(1.0, self._clock())
         self._unlink()
         self._drop_all()
-        self._coordinator, self._answer = arrival.peer, answer
+        self._coordinator, self._before, self._answer = arrival.peer, None, answer
         following = self._config.next or message.next
         self._log_limit.log(
             log.info, "attached", target=message.target_id, pipe_epoch=answer.pipe_epoch, next=following or None
@@ -170,6 +170,8 @@ class StageServer:
             return Refused("key", reason)
         if message.pipe_epoch > highest_epoch(time.time()):
             return Refused("invalid", f"pipe epoch {message.pipe_epoch} is too high for this machine's clock", 1.0)
+        if not self._attaches.has_units(self._clock()):
+            return Refused("full", "the stage was attached too often of late", 1.0 / ATTACHES_PER_S)
         return None
 
     # ---------------------------------------------------------------- the next stage
@@ -212,6 +214,12 @@ class StageServer:
 
     # ---------------------------------------------------------------- traversals
 
+    def _is_of_pipe(self, arrival: StageArrival) -> bool:
+        """Whether a traversal may come from there, as far as is known: others must not break the pipe."""
+        if self._runner.layers.is_first:
+            return arrival.peer == self._coordinator
+        return self._before in (None, arrival.peer)
+
     def _next_in_turn(self) -> StageArrival:
         """The next traversal. Senders take turns, so one that sends many delays each of another one's by one only."""
         peer, waiting = self._queues.popitem(last=False)
@@ -243,8 +251,12 @@ class StageServer:
             number = session.next_number - 1
             flow = flow_id(session.owner, session.pipe_epoch, number)
             self._trace.slice("stage", "traversal", started_s, self._clock(), flow=flow, number=number)
+        if isinstance(answer, Frame | Landing):
+            self._before = arrival.peer
         if isinstance(answer, Frame):
             self._pass_on(answer)
+        elif isinstance(answer, Landing) and size_of(answer) > MAX_LANDING_BYTES:
+            self._break_off(f"verdicts of {size_of(answer)} bytes are more than a target takes")
         elif answer is not None:
             self._tell(answer)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -34,6 +35,7 @@ from starspec.wire.messages import (
     WindowHead,
 )
 from starspec.wire.stage_session import StageSession, StaleTraversal
+from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES
 
 
 class _Cost(NamedTuple):
@@ -103,21 +105,49 @@ class StageWorker:
             return self.session.break_off(frame.traversal.pipe_epoch, str(error))
 
     def _compute(self, frame: Frame, cost: _Cost) -> Frame | Landing:
-        traversal = frame.traversal
+        traversal, is_last = frame.traversal, self._runner.layers.is_last
+        self._check_windows(traversal.windows)
         for change in traversal.changes:
             self.rows.change(change)
             self._laws.forget(change.row)
-        judges = self._decoder.judges(frame).judges if self._runner.layers.is_last else []
+        judges = self._decoder.judges(frame).judges if is_last else []
         of_window = {each.window: each for each in judges}
         standing = [self._stands(each, of_window.get(index)) for index, each in enumerate(traversal.windows)]
         self.num_dropped += len(standing) - sum(standing)
         hidden = self._hidden(frame, standing)
         segments = [self.rows.place(each) for each, is_kept in zip(traversal.windows, standing, strict=True) if is_kept]
-        output = self._runner.forward(segments, hidden=hidden) if segments else None
-        if not self._runner.layers.is_last:
+        try:
+            output = self._runner.forward(segments, hidden=hidden) if segments else None
+        finally:
+            if hidden is not None:
+                self._check_written(segments)
+        if not is_last:
             return self._pass_on(frame, standing, output, cost)
         verdicts = self._judge(traversal, of_window, segments, output)
         return Landing(traversal.pipe_epoch, traversal.number, verdicts, self._work(frame, cost))
+
+    def _check_windows(self, windows: Sequence[WindowHead]) -> None:
+        """Raises: PeerProtocolError if the hidden states of all windows are too many, or token ids are missing."""
+        state_bytes = self._runner.info.hidden_size * self._runner.cache.keys[0].element_size()
+        num_tokens = sum(0 if each.is_dropped else each.num_tokens for each in windows)
+        if num_tokens * state_bytes > MAX_HIDDEN_BYTES:
+            raise PeerProtocolError(f"hidden states of {num_tokens} tokens are more than a stage takes")
+        if self._runner.layers.is_first and not all(each.token_ids for each in windows):
+            raise PeerProtocolError("the first stage is not told the token ids of a window")
+
+    def _check_written(self, segments: Sequence[Segment]) -> None:
+        """What another stage sends may be no numbers: then its pipe breaks, and they do not stay in the cache.
+
+        Attention multiplies what it masks by 0, so a NaN would reach the next sequence in that row.
+
+        Raises: PeerProtocolError if a key or a value that was written is not finite.
+        """
+        written = [self.rows.cache.behind(each.row, len(each.token_ids)) for each in segments]
+        if all(bool(torch.isfinite(each).all()) for each in written):
+            return
+        for each in written:
+            each.zero_()
+        raise PeerProtocolError("hidden states of the stage before lead to keys and values that are not finite")
 
     def _stands(self, window: WindowHead, judge: JudgeOf | None) -> bool:
         """Whether a window is to be computed."""

@@ -69,9 +69,14 @@ def encode(message: Message, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
     return frame
 
 
+def size_of(message: Message) -> int:
+    """Bytes of its frame, however large."""
+    return len(_encoder.encode(message))
+
+
 def fits_a_frame(message: Message) -> bool:
     """Whether a message fits in a frame. An `Open` with a very long context does not."""
-    return len(_encoder.encode(message)) <= MAX_FRAME_BYTES
+    return size_of(message) <= MAX_FRAME_BYTES
 
 
 def max_answer_bytes(budget: DraftBudget, *, is_drawn: bool) -> int:

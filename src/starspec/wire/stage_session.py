@@ -26,6 +26,18 @@ from starspec.wire.messages import Alive, Attach, Beat, Detach, Gap, Outdated, R
 from starspec.wire.messages.base import PROTOCOL_VERSION
 from starspec.wire.messages.stage_link import WindowHead
 
+FIRST_EPOCHS: Final = 2**30  # where the clock is not set
+EPOCHS_PER_S: Final = 1024
+
+
+def highest_epoch(unix_s: float) -> int:
+    """The highest pipe epoch that stages and coordinators take for one at this time.
+
+    Epochs only rise, so one near the highest number would shut all later ones out. Coordinators raise them one by one,
+    far more slowly than this bound rises.
+    """
+    return FIRST_EPOCHS + int(unix_s * EPOCHS_PER_S)
+
 
 class StageState(StrEnum):
     """What a stage knows about its pipe."""

@@ -28,14 +28,22 @@ from starspec.wire.messages.draft_link import Drawn, Top
 
 MAX_WINDOWS = 4096  # of a traversal
 MAX_WINDOW_TOKENS = 2**20
+MAX_DRAWS = 1 + MAX_DRAFT_TOKENS  # of a window: behind its root, and behind each node of its draft
+MAX_STAGES = 256
+MAX_TOP_LOGPROBS = 1000
 PipeEpochNumber = Annotated[PipeEpoch, Meta(ge=1, lt=2**53)]
 LeaseNumber = Annotated[RowLease, Meta(ge=1, lt=2**53)]
 RowEpochNumber = Annotated[RowEpoch, Meta(ge=0, lt=2**53)]
 FrameNumber = Annotated[int, Meta(ge=1, lt=2**53)]
 TokenCount = Annotated[int, Meta(ge=1, le=MAX_WINDOW_TOKENS)]
+DrawCount = Annotated[int, Meta(ge=0, le=MAX_DRAWS)]
 NodeIndex = Annotated[int, Meta(ge=0, lt=MAX_DRAFT_TOKENS)]
 ByteCount = Annotated[int, Meta(ge=0, lt=2**53)]
+FrameBytes = Annotated[int, Meta(ge=0, le=2**28)]  # of the frames of one traversal; more than a socket lets through
 LogProb = Annotated[float, Meta(le=1e-6)]
+Divergence = Annotated[float, Meta(ge=0.0, le=1e6)]  # nats
+Endpoint = Annotated[str, Meta(pattern="^[!-~]{0,1024}\\Z")]  # it ends in logs
+DtypeName = Annotated[str, Meta(pattern="^[a-z0-9_]{0,20}\\Z")]  # so does this
 
 
 # ---------------------------------------------------------------- control
@@ -48,7 +56,7 @@ class Attach(Message, frozen=True):
     target_id: TargetName
     pipe_epoch: PipeEpochNumber  # higher than all that the stage has known
     lease_s: LeaseSeconds  # a coordinator that is silent for longer loses the stage
-    next: Annotated[str, Meta(max_length=1024)] = ""  # endpoint of the stage behind; "" = there is none
+    next: Endpoint = ""  # endpoint of the stage behind; "" = there is none
     hidden_dtype: HiddenDtype = "model"  # of hidden states on their way
 
 
@@ -63,7 +71,7 @@ class Attached(Message, frozen=True):
     num_rows: Annotated[int, Meta(ge=1, le=2**20)]
     max_len: Count  # positions of a row
     num_cache_bytes: ByteCount = 0  # of all rows
-    dtype: Annotated[str, Meta(max_length=20)] = ""  # of weights and hidden states
+    dtype: DtypeName = ""  # of weights and hidden states
     is_invariant: bool = False  # a token's bits do not depend on what it is batched with
 
 
@@ -133,7 +141,7 @@ class WindowHead(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: RowEpochNumber  # raised whenever tokens are taken back on which windows stood
     base: Count  # positions of the row that are committed, before those of `path`
     num_tokens: TokenCount
-    num_logits: Count  # how many last tokens need logits: the same at each stage, as it decides how tokens are computed
+    num_logits: DrawCount  # of its last tokens: the same at each stage, as it decides how tokens are computed
     path: tuple[Count, ...] = ()  # tokens of the window before that lie at `base` and are committed behind it
     parents: tuple[int, ...] | None = (
         None  # parent of each token, an earlier one; -1 = the committed ones; nil = a chain
@@ -149,8 +157,8 @@ class WindowHead(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ValueError("a path is not strictly increasing")
         if self.parents is None:
             return
-        if len(self.parents) != self.num_tokens:
-            raise ValueError(f"{len(self.parents)} parents of {self.num_tokens} tokens")
+        if len(self.parents) != self.num_tokens or self.num_tokens > MAX_DRAWS:
+            raise ValueError(f"{len(self.parents)} parents of {self.num_tokens} tokens; a tree has at most {MAX_DRAWS}")
         if not all(ROOT <= parent < token for token, parent in enumerate(self.parents)):
             raise ValueError("a parent does not come first")
 
@@ -160,8 +168,11 @@ class StageWork(msgspec.Struct, frozen=True, array_like=True):
 
     compute_s: Seconds
     wait_s: Seconds  # it lay there before it was computed
-    num_bytes: ByteCount  # of its frames, as they arrived
-    num_hidden_bytes: ByteCount  # of these, hidden states
+    num_bytes: FrameBytes  # of its frames, as they arrived
+    num_hidden_bytes: FrameBytes  # of these, hidden states
+
+
+Work = Annotated[tuple[StageWork, ...], Meta(max_length=MAX_STAGES)]
 
 
 class Traversal(Message, frozen=True):
@@ -171,7 +182,7 @@ class Traversal(Message, frozen=True):
     number: FrameNumber  # 1 more than the traversal before; 1 = the first of the pipe epoch
     changes: Annotated[list[RowChange], Meta(max_length=MAX_WINDOWS)]  # in order, before the windows
     windows: Annotated[list[WindowHead], Meta(max_length=MAX_WINDOWS)]  # of different rows
-    work: tuple[StageWork, ...] = ()  # of each stage before
+    work: Work = ()  # of each stage before
 
     def __post_init__(self) -> None:
         """Raises: ValueError if two windows share a row."""
@@ -184,7 +195,7 @@ class RowLaw(msgspec.Struct, frozen=True, omit_defaults=True):
 
     sampling: SamplingSpec
     relaxation: Relaxation | None = None  # nil = strict
-    num_logprobs: Annotated[int, Meta(ge=0, le=1000)] | None = None  # nil = none are wanted
+    num_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None  # nil = none are wanted
     prompt_len: Count = 0
     token_ids: TokenIdList = []  # prompt and output before the judge, if the law counts tokens
 
@@ -201,7 +212,7 @@ class JudgeOf(msgspec.Struct, frozen=True, omit_defaults=True):
 
     window: Annotated[int, Meta(ge=0, lt=MAX_WINDOWS)]  # index in the traversal
     prefix_len: Annotated[int, Meta(ge=1, lt=2**31)]  # tokens before the first draw
-    token_ids: Annotated[TokenIdList, Meta(min_length=1, max_length=1 + MAX_DRAFT_TOKENS)]  # the root, then the nodes
+    token_ids: Annotated[TokenIdList, Meta(min_length=1, max_length=MAX_DRAWS)]  # the root, then the nodes
     parents: list[int] | None = None  # of the nodes, as in `Proposal`
     drawn: list[Drawn] | None = None  # as in `Proposal`
     logprobs: list[float] | None = None  # as in `Proposal`
@@ -252,14 +263,20 @@ class Judges(Message, frozen=True):
             raise ValueError("the judges are not in the order of their windows")
 
 
+NodeIndices = Annotated[tuple[NodeIndex, ...], Meta(max_length=MAX_DRAFT_TOKENS)]
+Divergences = Annotated[tuple[Divergence, ...], Meta(max_length=MAX_DRAWS)]
+TopLogProbs = Annotated[list[tuple[Count, LogProb]], Meta(max_length=MAX_TOP_LOGPROBS)]
+LogProbs = Annotated[list[tuple[LogProb, TopLogProbs]], Meta(max_length=MAX_DRAWS)]
+
+
 class VerdictOf(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to one judge: the tokens that the target emits, never logits."""
 
     token_ids: TokenIdList = []  # the accepted ones and the target's own; none: the window stood on refused tokens
-    nodes: tuple[NodeIndex, ...] = ()  # of the accepted tokens
-    relaxed: tuple[NodeIndex, ...] = ()  # indices of those that only the relaxed rule accepts
-    logprobs: list[tuple[LogProb, list[tuple[Count, LogProb]]]] | None = None  # of each token, and of the likeliest
-    divergences: tuple[float, ...] = ()  # of the target from the draft, where the draft states its likeliest tokens
+    nodes: NodeIndices = ()  # of the accepted tokens
+    relaxed: NodeIndices = ()  # indices of those that only the relaxed rule accepts
+    logprobs: LogProbs | None = None  # of each token, and of the likeliest
+    divergences: Divergences = ()  # of the target from the draft, where the draft states its likeliest tokens
 
     def __post_init__(self) -> None:
         """Raises: ValueError if there is not one token more than nodes, or a list has another length."""
@@ -279,4 +296,4 @@ class Landing(Message, frozen=True):
     pipe_epoch: PipeEpochNumber
     number: FrameNumber  # of the traversal
     verdicts: Annotated[list[VerdictOf], Meta(max_length=MAX_WINDOWS)]  # one for each judge
-    work: tuple[StageWork, ...] = ()  # of each stage
+    work: Work = ()  # of each stage

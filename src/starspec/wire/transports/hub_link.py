@@ -261,7 +261,7 @@ class HubLink:
 
     def _send(self, frame: bytes) -> bool:
         try:
-            self._unsent.send(self.socket, self._peer or b"", frame)
+            self._unsent.send(self.socket, [self._peer or b"", frame])
         except zmq.Again:
             self.end("does not read")
             return False

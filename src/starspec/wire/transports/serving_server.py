@@ -151,7 +151,7 @@ class ServingServer:
         num_sent = 0
         try:
             for frame in [encode(message) for message in messages]:
-                unsent.send(self._server.socket, peer, frame)
+                unsent.send(self._server.socket, [peer, frame])
                 num_sent += 1
         except (zmq.ZMQError, LinkError) as error:
             if isinstance(error, zmq.Again):

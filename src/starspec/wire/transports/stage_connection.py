@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import zmq
@@ -21,7 +23,8 @@ READY: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED
 class StageConnection:
     """Connects to one stage, which may not listen yet, and connects again when that breaks.
 
-    What is sent while it is not connected is dropped.
+    What is sent while it is not connected is dropped. A stage that sends far more than any answer is left alone for a
+    while: who reads says with `leave` that it does.
 
     Args:
         endpoint: of the stage, tcp://host:port.
@@ -29,7 +32,8 @@ class StageConnection:
         is_insecure: allow a host that is not loopback without keys.
         silence_s: a connection over which nothing comes for longer is made anew.
         what: the subject of sentences, such as "the target".
-    Raises: ConfigError if the endpoint is malformed, keys are missing, or the stages' public one is.
+    Raises: ConfigError if the endpoint is malformed, if keys are missing, or the stages' public one is, and if the
+        system refuses.
     """
 
     def __init__(
@@ -41,32 +45,49 @@ class StageConnection:
         self._what = what
         self._is_connected = self._was_connected = False
         self._num_broken = 0
-        socket = make_socket(context, zmq.DEALER, MAX_TRAVERSAL_BYTES)
+        self._connect = partial(_connecting, context, endpoint, keys, silence_s)
         try:
-            _set_times(socket, silence_s)
-            if keys is not None:
-                keys.secure_client(socket, keys.public_key_of("stage"))
-        except BaseException:
-            socket.close(0)
-            raise
-        self._socket = TargetSocket.connecting(socket, endpoint, LOST | HANDSHAKE_FAILED | READY)
+            self._socket: TargetSocket | None = self._connect()  # None: it is left alone
+        except zmq.ZMQError as error:
+            raise ConfigError(f"the stage at {endpoint} cannot be connected: {error.strerror}") from error
 
     @property
     def is_ready(self) -> bool:
         """Whether what is sent now goes to the stage."""
-        return self._is_connected and self._socket.can_send
+        return self._is_connected and self._socket is not None and self._socket.can_send
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it is left alone."""
+        return self._socket is None
+
+    @property
+    def floods(self) -> bool:
+        """Whether it sends what is never whole."""
+        return self._socket is not None and self._socket.has_cut
 
     @property
     def sockets(self) -> Sequence[Socket]:
         """What to wait for."""
-        return self._socket.sockets
+        return () if self._socket is None else self._socket.sockets
+
+    def leave(self) -> None:
+        """End the connection, with all that came and is not read, until `come_back`."""
+        self.close()
+        self._socket, self.has_broken = None, self.has_broken or self._is_connected
+        self._is_connected = False
+
+    def come_back(self) -> None:
+        """Start to connect again. If the system refuses, it stays left alone."""
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket = self._connect()
 
     def check(self) -> None:
         """Note what has become of the connection.
 
         Raises: ConfigError if it never was made, and cannot be, for a reason that waiting does not change.
         """
-        for event, value in self._socket.events():
+        for event, value in () if self._socket is None else self._socket.events():
             problem = self._note(event, value)
             if problem is not None and not self._was_connected:
                 raise ConfigError(problem)
@@ -78,15 +99,16 @@ class StageConnection:
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool:
         """Send without waiting. Returns: False if it is not connected, or if the stage does not read."""
-        return self._socket.send(frames)
+        return self._socket is not None and self._socket.send(frames)
 
     def read(self) -> Iterator[list[bytes]]:
         """The multiparts that have arrived."""
-        return self._socket.read()
+        return iter(()) if self._socket is None else self._socket.read()
 
     def close(self, linger_ms: int = 0) -> None:
         """Close the connection. What was sent has `linger_ms` to leave."""
-        self._socket.close(linger_ms)
+        if self._socket is not None:
+            self._socket.close(linger_ms)
 
     def _note(self, event: int, value: int) -> str | None:
         """Returns: why the connection cannot be made, as far as this event tells."""
@@ -112,6 +134,19 @@ class StageConnection:
             f"the stage at {self.endpoint} breaks off the handshake: does stage.public of {self._what} belong to "
             "another stage, or is it a server of another kind?"
         )
+
+
+def _connecting(context: Context, endpoint: str, keys: Keys | None, silence_s: float) -> TargetSocket:
+    """Raises: as Keys.public_key_of; zmq.ZMQError."""
+    socket = make_socket(context, zmq.DEALER, MAX_TRAVERSAL_BYTES)
+    try:
+        _set_times(socket, silence_s)
+        if keys is not None:
+            keys.secure_client(socket, keys.public_key_of("stage"))
+    except BaseException:
+        socket.close(0)
+        raise
+    return TargetSocket.connecting(socket, endpoint, LOST | HANDSHAKE_FAILED | READY)
 
 
 def _set_times(socket: Socket, silence_s: float) -> None:

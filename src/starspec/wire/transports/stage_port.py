@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -17,10 +18,12 @@ from starspec.wire.messages import StageToCoordinator
 from starspec.wire.transports.server_socket import ServerSocket
 from starspec.wire.transports.sockets import Context, Socket, receive_at_most
 from starspec.wire.transports.unread import LARGE
+from starspec.wire.transports.unsent import Unsent
 
 MAX_HIDDEN_BYTES: Final = 64 * 2**20  # of one traversal: a chunk of 256 tokens of a model of 65,536 numbers each
 NUM_CONTROL, NUM_TRAVERSAL = 1, 3  # frames
 READ_BURST: Final = 256  # multiparts read before the stage computes
+MAX_PEERS: Final = 4096  # connections that are remembered
 
 
 class StageArrival(NamedTuple):
@@ -38,6 +41,14 @@ class StageArrival(NamedTuple):
     @property
     def num_bytes(self) -> int:
         return sum(map(len, self.frames))
+
+
+class _Connection:
+    """One that somebody talked over, and what it has not read."""
+
+    def __init__(self) -> None:
+        self.fd = -1  # its descriptor
+        self.unsent: Final = Unsent()
 
 
 class StagePort:
@@ -62,6 +73,7 @@ class StagePort:
     ) -> None:
         self.num_rejected = 0  # multiparts that are neither
         self._clock = clock
+        self._connections: OrderedDict[bytes, _Connection] = OrderedDict()  # the one heard last at the end
         max_frame_bytes = max(MAX_TRAVERSAL_BYTES, MAX_HIDDEN_BYTES)
         self._server = ServerSocket(
             "the stage", host, port, keys, is_insecure, audit, clock, max_frame_bytes=max_frame_bytes, limits=LARGE
@@ -86,7 +98,7 @@ class StagePort:
                 sender, frames, num_beyond = receive_at_most(self._server.socket, NUM_TRAVERSAL)
             except zmq.Again:
                 break
-            self._server.unread.hear(frames[0])
+            self._note(sender.bytes, self._server.unread.hear(frames[0]))
             if num_beyond:
                 self._server.shut_out(sender.bytes, frames[0])
             if num_beyond or len(frames) not in (NUM_CONTROL, NUM_TRAVERSAL):
@@ -103,12 +115,31 @@ class StagePort:
         return None if callers is None or caller is None else callers.why_not_named(caller, target_id)
 
     def send(self, peer: PeerId, message: StageToCoordinator) -> bool:
-        """Send without waiting. Returns: False if the coordinator is gone or does not read."""
+        """Send without waiting.
+
+        Returns: False if the coordinator is gone or does not read.
+        Effects: ends the connection of one that does not read.
+        """
+        connection = self._connections.get(peer)
+        if connection is None:
+            return False
         try:
-            self._server.socket.send_multipart([peer, encode(message, MAX_TRAVERSAL_BYTES)], zmq.NOBLOCK)
-        except zmq.ZMQError:
+            connection.unsent.send(self._server.socket, [peer, encode(message, MAX_TRAVERSAL_BYTES)])
+        except zmq.ZMQError as error:
+            if isinstance(error, zmq.Again):
+                self._server.unread.cut(connection.fd)  # what waits for it takes memory
             return False
         return True
+
+    def _note(self, peer: bytes, fd: int) -> None:
+        """Something came over this connection."""
+        known = self._connections.get(peer)
+        if known is None:
+            known = self._connections[peer] = _Connection()
+        known.fd = fd
+        self._connections.move_to_end(peer)
+        if len(self._connections) > MAX_PEERS:
+            self._connections.popitem(last=False)
 
     def close(self) -> None:
         """As ServerSocket."""

@@ -20,6 +20,7 @@ from starspec.wire.transports.sockets import (
     make_socket,
 )
 from starspec.wire.transports.unread import UnreadGuard
+from starspec.wire.transports.unsent import MAX_LARGE_BYTES, Unsent
 
 _pairs = itertools.count()
 
@@ -75,6 +76,7 @@ class TargetSocket:
 
     def __init__(self, socket: Socket, events: int, port: int) -> None:
         self._socket = socket
+        self._unsent = Unsent(MAX_LARGE_BYTES)
         self._events, pass_on = _pair(socket.context)
         self._guard = UnreadGuard(socket, events, port, pass_on)
         self.sockets = (socket, self._events)
@@ -113,7 +115,7 @@ class TargetSocket:
         Returns: False if the connection is not made yet or the peer does not read.
         """
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            self._unsent.send(self._socket, frames)
         except zmq.Again:
             return False
         return True

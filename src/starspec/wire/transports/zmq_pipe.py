@@ -9,6 +9,9 @@ import structlog
 
 from starspec.errors import ConfigError, PeerProtocolError
 from starspec.log_limit import LogLimit
+from starspec.policy.backoff import Backoff
+from starspec.policy.peer_limits import BAD_WORK, STAGE_BURST, STAGE_PER_S, Allowance, work_of
+from starspec.policy.reconnecting import BREACH_S, LONGEST_BREACH_S
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES, Decoder, encode
 from starspec.wire.keys import Keys
 from starspec.wire.messages import CoordinatorToStage, StageToCoordinator
@@ -20,8 +23,29 @@ from starspec.wire.transports.waiting import Waiting
 log = structlog.get_logger()
 
 
+class _Flood:
+    """What one stage may send, and for how long it is left alone after it sent more."""
+
+    def __init__(self) -> None:
+        self.allowance = Allowance(STAGE_PER_S, STAGE_BURST)
+        self.again_s = 0.0  # when it may be connected again
+        self._breaches = Backoff(BREACH_S, LONGEST_BREACH_S, LONGEST_BREACH_S)
+
+    def note_connected(self, now: float) -> None:
+        self._breaches.note_success(now)
+
+    def breach(self, now: float) -> float:
+        """It has sent too much. Returns: seconds for which it is left alone."""
+        pause_s = self._breaches.pause_s(now)
+        self.again_s = now + pause_s
+        self.allowance = Allowance(STAGE_PER_S, STAGE_BURST)
+        return pause_s
+
+
 class ZmqPipe:
     """Implements PipeLink. Connections that break are made anew; what is sent meanwhile is dropped.
+
+    A stage that floods is left alone for a while, so that reading ends, and others do not wait.
 
     Args:
         stages: their endpoints, in the order of their layers.
@@ -51,6 +75,7 @@ class ZmqPipe:
         self._members: list[StageConnection] = []
         self._is_closed = False
         try:
+            self._floods = [_Flood() for _ in (*stages, *spares)]
             for each in (*stages, *spares):
                 self._members.append(StageConnection(self._context, each, keys, is_insecure, silence_s, "the target"))
         except BaseException:
@@ -96,10 +121,17 @@ class ZmqPipe:
     def _read(self) -> list[tuple[int, FromStage]]:
         for index, each in enumerate(self._members):
             self._check(index, each)
-        return [(index, message) for index, each in enumerate(self._members) for message in self._read_one(each)]
+        return [(index, message) for index in range(len(self._members)) for message in self._read_one(index)]
 
     def _check(self, index: int, member: StageConnection) -> None:
         """Raises: ConfigError as `receive`. A spare may be added or mended later, so it ends nothing."""
+        now, flood = time.monotonic(), self._floods[index]
+        if member.floods:
+            self._leave(index, now)
+        elif member.is_left and now >= flood.again_s:
+            member.come_back()
+        elif member.is_ready:
+            flood.note_connected(now)
         try:
             member.check()
         except ConfigError as error:
@@ -107,12 +139,24 @@ class ZmqPipe:
                 raise
             self._log_limit.log(log.warning, "a spare cannot be connected", why=str(error))
 
-    def _read_one(self, stage: StageConnection) -> list[FromStage]:
+    def _leave(self, index: int, now: float) -> None:
+        """Leave a stage alone: it floods."""
+        stage, seconds = self._members[index], self._floods[index].breach(now)
+        event = "a stage sends far more than it is asked for; it is left alone for a while"
+        self._log_limit.log(log.warning, event, stage=stage.endpoint, seconds=seconds)
+        stage.leave()
+
+    def _read_one(self, index: int) -> list[FromStage]:
         messages: list[FromStage] = []
+        stage, allowance, now = self._members[index], self._floods[index].allowance, time.monotonic()
         for frames in stage.read():
+            if not allowance.take(work_of(frames), now):
+                self._leave(index, now)
+                break
             try:
                 messages += self._decoder.decode_all(frames)
             except PeerProtocolError as error:
+                allowance.take(BAD_WORK, now)
                 self._log_limit.log(
                     log.warning, "a stage sends bytes that are not a message", stage=stage.endpoint, why=str(error)
                 )
