@@ -18,25 +18,29 @@ import pytest
 import zmq
 
 from stages import config_of, saved
-from starspec.config import LengthConfig, PipeConfig, RemoteConfig, SpeculativeConfig, TargetConfig
+from starspec.config import LengthConfig, ModelConfig, PipeConfig, RemoteConfig, SpeculativeConfig, TargetConfig
 from starspec.config.lab import LabLink, LinkShape
 from starspec.engine.build import make_drafts
 from starspec.engine.drafts import NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.harness.decode import Job, decode, make_engine
 from starspec.harness.servers import StarspecServer, free_port
-from starspec.ids import RequestId
+from starspec.ids import RequestId, TargetId
 from starspec.lab import LabThread
-from starspec.models.loading.load import load_runner
+from starspec.models.loading.load import load_info, load_runner
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.sampling.spec import SamplingSpec
-from starspec.stages.open import open_stages
+from starspec.stages.attach import attach
+from starspec.stages.coordinator import RemoteVerifier
+from starspec.stages.open import LEASE_S, open_stages
 from starspec.stats import TargetStats
+from starspec.windows.verifier import Verifier
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import generate_keys, load_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, EngineOutput, Rejected, Submit, TargetStatus, TargetToGateway
 from starspec.wire.transports.sockets import Context, make_socket
 from starspec.wire.transports.waiting import Waiting
+from starspec.wire.transports.zmq_pipe import ZmqPipe
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
@@ -55,6 +59,10 @@ JOBS = [
     for number, sampling in enumerate(SAMPLINGS)
     for prompt in PROMPTS
 ]
+
+
+def _model(folder: Path) -> ModelConfig:
+    return config_of(folder, num_rows=8, numerics="invariant")
 
 
 class Star:
@@ -101,22 +109,49 @@ class Star:
     @contextmanager
     def far_engine(self, folder: Path, in_flight: int, delay_ms: float) -> Iterator[TargetEngine]:
         """The engine of a target in this process, with two stages behind a lab."""
-        names, tokenizer = ("first half", "last half"), load_tokenizer(str(folder))
-        shape = LinkShape(delay_ms=delay_ms)
+        names, shape = ("first half", "last half"), LinkShape(delay_ms=delay_ms)
         with LabThread(*(LabLink(name=each, to=self.endpoints[each], shape=shape) for each in names)) as lab:
             pipe = PipeConfig(stages=tuple(lab.endpoint(each) for each in names), in_flight=in_flight)
             # the others' name: they may take over stages that its farewell does not reach before the lab is closed
-            config, stats, waiting = TargetConfig(name="cut", pipe=pipe), TargetStats(), Waiting()
-            model = config_of(folder, num_rows=8, numerics="invariant")
-            verifier, _ = open_stages(config, model, waiting)
-            remote = RemoteConfig(endpoint=self.drafts[1], deadline_ms=5000)
-            fixed = SpeculativeConfig(length=LengthConfig(policy="fixed"), num_speculative_tokens=3, remote=remote)
-            drafts = make_drafts(config, fixed, verifier.info, tokenizer, stats, waiting)
-            try:
-                yield TargetEngine(verifier, tokenizer, drafts, config, stats)
-            finally:
-                drafts.shutdown()
-                verifier.close()
+            config, waiting = TargetConfig(name="cut", pipe=pipe), Waiting()
+            verifier, _ = open_stages(config, _model(folder), waiting)
+            with self._engine(verifier, config, folder, waiting) as engine:
+                yield engine
+
+    @contextmanager
+    def engine_beside(self, folder: Path, lab: LabThread) -> Iterator[TargetEngine]:
+        """The engine of a target in this process that reaches two stages and a spare without the lab's link.
+
+        It tells the first stage that the second one is behind the link, so nothing else passes there.
+        """
+        reached = [self.endpoints["first half"], self.endpoints["last half"]]
+        config, waiting, spares = TargetConfig(name="cut"), Waiting(), [self.endpoints["spare"]]
+        link = ZmqPipe(reached, None, False, config.pipe.silence_s, waiting, spares=spares)
+        limit_s = time.monotonic() + LIMIT_S
+        while link.missing:
+            assert time.monotonic() < limit_s, link.missing
+            link.receive(0.1)
+        told = [reached[0], lab.endpoint()]
+        pipe = attach(link, told, TargetId("cut"), lease_s=LEASE_S, timeout_s=LIMIT_S, clock=time.monotonic)
+        info = load_info(_model(folder))
+        verifier = RemoteVerifier(link, pipe, info, depth=2, clock=time.monotonic, spares=spares)
+        with self._engine(verifier, config, folder, waiting) as engine:
+            yield engine
+
+    @contextmanager
+    def _engine(
+        self, verifier: Verifier, config: TargetConfig, folder: Path, waiting: Waiting
+    ) -> Iterator[TargetEngine]:
+        """Of these stages, with drafts of the hub."""
+        tokenizer, stats = load_tokenizer(str(folder)), TargetStats()
+        remote = RemoteConfig(endpoint=self.drafts[1], deadline_ms=5000)
+        fixed = SpeculativeConfig(length=LengthConfig(policy="fixed"), num_speculative_tokens=3, remote=remote)
+        drafts = make_drafts(config, fixed, verifier.info, tokenizer, stats, waiting)
+        try:
+            yield TargetEngine(verifier, tokenizer, drafts, config, stats)
+        finally:
+            drafts.shutdown()
+            verifier.close()
 
     def restart(self, name: str) -> None:
         """A stage that was killed is started again at its address."""
@@ -327,6 +362,42 @@ def test_a_spare_takes_the_place_of_a_stage_that_is_stopped(star: Star, expected
             assert client.whole_answers() == expected
         finally:
             star.stages["last half"].send(signal.SIGCONT)
+
+
+def test_a_spare_takes_the_place_of_the_farther_stage_if_only_the_link_between_the_two_is_cut(
+    star: Star, folder: Path, expected: dict[str, list[int]]
+) -> None:
+    with LabThread(LabLink(to=star.endpoints["last half"])) as lab, star.engine_beside(folder, lab) as engine:
+        got: dict[str, list[int]] = {job.name: [] for job in JOBS}
+        ends: dict[str, str | None] = {}
+
+        def step() -> None:
+            for key, output in engine.step().items():
+                got[key.request_id] += output.token_ids
+                if output.finish_reason is not None:
+                    ends[key.request_id] = output.finish_reason
+
+        def chain() -> list[str]:
+            assert engine.verifier.pipe is not None
+            return [each.endpoint for each in engine.verifier.pipe.stages if each.index is not None]
+
+        for job in JOBS:
+            engine.submit(RequestId(job.name), job.spec)
+        while not all(len(each) > 2 for each in got.values()):
+            step()
+        assert not ends
+        assert chain() == [star.endpoints["first half"], lab.endpoint()]
+        lab.partition()
+        cut_s = time.monotonic()
+        while chain()[1] != star.endpoints["spare"] or not engine.verifier.depth:
+            assert time.monotonic() - cut_s < LEASE_S
+            step()
+        while engine.has_work:
+            assert time.monotonic() - cut_s < LIMIT_S
+            step()
+        engine.check_integrity()
+        assert got == expected
+        assert set(ends.values()) == {"length"}
 
 
 def test_without_anybody_in_its_place_requests_end_and_new_ones_are_refused_until_the_stage_is_back(
