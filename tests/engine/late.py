@@ -22,8 +22,6 @@ class LateVerifier:
         num_each: windows of one sequence that may be in flight.
     """
 
-    pipeline = None
-
     def __init__(self, verifier: LocalVerifier, num_polls: int, depth: int, num_each: int = 1) -> None:
         self.runner, self.info, self.cache = verifier.runner, verifier.info, verifier.cache
         self.depth, self.refusal, self.pipe = depth, verifier.refusal, verifier.pipe

@@ -20,8 +20,7 @@ from starspec.policy.length.hub_lessons import HubLessons
 from starspec.policy.length.snapshot import OFF, Choice, LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.stop_threshold import StopThreshold
 from starspec.policy.length.trials import Trials
-from starspec.policy.pipe_depth import MAX_DEPTH, ONE_WINDOW, plan_windows
-from starspec.policy.traversal import Pipeline
+from starspec.policy.pipe_depth import ONE_WINDOW, Traversed
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.stats import LengthStats
 
@@ -150,22 +149,21 @@ class DraftLengths:
         ]
         self._longest_chain = max(lengths, default=self._longest_chain)
 
-    def plan_windows(self, pipeline: Pipeline | None, num_running: int) -> None:
+    def plan_windows(self, took: Traversed | None, seconds: float, num_running: int, *, is_ahead: bool) -> None:
         """Choose how many windows of one sequence should be in flight, and how long their drafts should be at most.
 
         Args:
-            pipeline: what traversals take; None = the target is not in stages.
-            num_running: sequences that share them.
+            took: the traversal of the round that has landed just now; None = the target is not in stages.
+            seconds: since the round before.
+            num_running: sequences that share the stages.
+            is_ahead: whether other windows could stand on those of the round.
         """
-        if pipeline is None:
+        if took is None:
             return
-        lessons, most = self._lessons(), self._longest_chain
-        alpha, drafting = min(MAX_ALPHA, lessons.acceptance.rate), lessons.drafting
-        self.plan = ONE_WINDOW
-        if most:
-            self.plan = plan_windows(
-                pipeline, alpha, drafting.token_s, most, MAX_DEPTH, num_running, ask_s=drafting.other_s
-            )
+        lessons = self._lessons()
+        alpha = min(MAX_ALPHA, lessons.acceptance.rate)
+        lessons.windows.add_round(took, seconds, is_ahead=is_ahead)
+        self.plan = lessons.windows.choose(alpha, self._longest_chain, num_running)
 
     def _most_steps(self, sequence: TargetSequence) -> int:
         """Steps that a draft of the sequence may have. Behind presumed tokens the first one is only a guess."""

@@ -17,7 +17,7 @@ from starspec.ids import RequestKey
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.hub_lessons import HubLessons
 from starspec.policy.length.snapshot import LengthPolicy
-from starspec.policy.traversal import Pipeline
+from starspec.policy.pipe_depth import Traversed
 from starspec.speculation.acceptance import COUPLED, AcceptanceRule
 from starspec.speculation.ngram import PromptLookup
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
@@ -31,8 +31,9 @@ class RoundTimes(NamedTuple):
     traversal_s: float  # from its launch until it landed: a sequence gets its tokens so late
     occupancy_s: float  # its share of that time: other rounds were in flight, too
     num_tokens: int  # of its forward, with those of drafts
-    pipeline: Pipeline | None = None  # what traversals take, if there are stages
+    took: Traversed | None = None  # its traversal, if there are stages
     num_running: int = 1  # sequences that share them
+    is_ahead: bool = False  # other windows could stand on its windows
 
 
 class Drafts(Protocol):
@@ -285,7 +286,7 @@ class NgramDrafts(NoDrafts):
 
     def note_round(self, times: RoundTimes) -> None:
         self.lengths.end_round(times.num_tokens, times.traversal_s)
-        self.lengths.plan_windows(times.pipeline, times.num_running)
+        self.lengths.plan_windows(times.took, times.occupancy_s, times.num_running, is_ahead=times.is_ahead)
 
     def close(self, sequence: TargetSequence) -> None:
         self._requested.forget(sequence)

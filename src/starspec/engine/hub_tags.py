@@ -189,7 +189,8 @@ class HubTags:
         """Learn how long drafting takes."""
         if proposal.token_ids and tag.is_awaited and not tag.is_opening:
             seconds = self._clock() - tag.asked_s
-            self.hub.record.lessons.drafting.add(len(proposal.token_ids), seconds, proposal.service_s)
+            is_ahead, windows = bool(self.at_hub.by_tag[tag].sequence.flights), self.hub.record.lessons.windows
+            windows.add_draft(len(proposal.token_ids), seconds, proposal.service_s, is_ahead=is_ahead)
 
     def _note_answer(self, tag: HubTag, proposal: Proposal) -> None:
         self.hub.note_in_time()

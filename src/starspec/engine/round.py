@@ -15,6 +15,7 @@ from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
 from starspec.grammars.matcher import FittedDraft
 from starspec.models.runner import Segment
 from starspec.policy.grammar_turns import GrammarTurns
+from starspec.policy.pipe_depth import Traversed
 from starspec.speculation.tree import DraftTree
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
@@ -145,7 +146,7 @@ class RoundRunner:
         reported_s = self.clock()
         outputs = [(each, each.output(added)) for each, added in zip(batch, round_outputs, strict=True)]
         ended_s, report_s = self.clock(), reported_s - verified_s
-        self._record_times(launched, verified_s)
+        self._record_times(launched, landed.took, verified_s)
         self._trace_lengths(launched, verified_s)
         waited_s = launched.collected_s - launched.started_s
         self._record_batch(launched, waited_s + report_s, ended_s - launched.collected_s - report_s)
@@ -202,7 +203,7 @@ class RoundRunner:
         elif added.num_right is not None and sequence.state is SequenceState.RUNNING:
             cache.truncate(row, len(sequence.token_ids) - 1)  # the next window stood on what was refused
 
-    def _record_times(self, launched: LaunchedRound, verified_s: float) -> None:
+    def _record_times(self, launched: LaunchedRound, took: Traversed | None, verified_s: float) -> None:
         started_s, collected_s = launched.started_s, launched.collected_s
         self.stats.num_rounds += 1
         self.stats.wait.add(collected_s - started_s)
@@ -211,10 +212,10 @@ class RoundRunner:
         num_tokens = sum(each.tree.num_draft_tokens + 1 for each in launched.drafts)
         traversal_s = verified_s - collected_s
         occupancy_s = traversal_s / (launched.num_others + 1)
-        pipeline, cache = self.verifier.pipeline, self.verifier.cache
+        cache, is_ahead = self.verifier.cache, any(each.is_presumed for each in launched.flights)
         num_running = cache.num_rows - cache.num_free_rows
         self.drafts.note_round(
-            RoundTimes(verified_s - started_s, traversal_s, occupancy_s, num_tokens, pipeline, num_running)
+            RoundTimes(verified_s - started_s, traversal_s, occupancy_s, num_tokens, took, num_running, is_ahead)
         )
         if self.trace is not None:
             self.trace.slice("wire", "wait", started_s, collected_s)

@@ -7,14 +7,12 @@ its draft, and those behind a refused token are dropped: that pays only if most 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from math import fsum, sqrt
+from math import sqrt
 from typing import Final, NamedTuple
 
 from starspec.policy.estimators import DecayedMean
 from starspec.policy.traversal import Pipeline, StageTime, expected_tokens
 
-MIN_GAIN: Final = 1.05  # of windows in flight over the best synchronous rounds, as they cost computing; else depth 1
 MAX_DEPTH: Final = 32  # windows of one sequence
 DEPTHS: Final = (2, 3, 4, 6, 8, 12, 16, 24, MAX_DEPTH)  # that are tried
 NEAR_BEST: Final = 0.99  # of the best speed: the least depth that comes so near, since what is refused costs computing
@@ -33,48 +31,49 @@ class PipePlan(NamedTuple):
 ONE_WINDOW: Final = PipePlan(0, 1)
 
 
-def plan_windows(
-    pipeline: Pipeline,
-    alpha: float,
-    draft_s: float,
-    max_draft_tokens: int,
-    max_depth: int,
-    num_sequences: int = 1,
-    *,
-    ask_s: float = 0.0,
-) -> PipePlan:
-    """The fastest length and depth.
+class Promise(NamedTuple):
+    """What a plan brings, as far as is known."""
 
-    Args:
-        pipeline: as measured.
-        alpha: probability that a draft token is accepted, below 1.
-        draft_s: of one draft token.
-        ask_s: of a draft, whatever its length: messages and waits.
-        max_draft_tokens: of one window.
-        max_depth: windows in flight of one sequence, as many as the draft can feed.
-        num_sequences: that share the pipe. Synchronous rounds have all of them in one forward. With windows in flight,
-            each goes on at a time of its own, so each window is a forward of its own.
-    Returns: depth 1 unless more depth gains much. No draft tokens: plain decoding. Before anything is measured, one
-        draft token, which shows the acceptance.
-    """
-    if not pipeline.bottleneck_s(1):
-        return PipePlan(min(1, max_draft_tokens), 1)
-    lengths = [_Length.of(pipeline, alpha, draft_s, ask_s, num) for num in range(max_draft_tokens + 1)]
-    synchronous = max(each.in_flight(1, 1) for each in lengths)
-    depths = [each for each in DEPTHS if each <= max_depth]
-    ahead = [each.in_flight(depth, num_sequences) for each in lengths for depth in depths]
-    best = max((each.tokens_per_s for each in ahead), default=0.0)
-    if best < MIN_GAIN * synchronous.tokens_per_s:
-        return synchronous.plan
-    return min(
-        (each for each in ahead if each.tokens_per_s >= NEAR_BEST * best),
-        key=lambda each: (each.plan.depth, -each.tokens_per_s),
-    ).plan
-
-
-class _Candidate(NamedTuple):
     tokens_per_s: float  # of one sequence
     plan: PipePlan
+
+
+class WindowTimes(NamedTuple):
+    """What windows take.
+
+    Args:
+        draft_s: of one draft token.
+        ask_s: of a draft, whatever its length: messages and waits.
+    """
+
+    pipeline: Pipeline
+    draft_s: float
+    ask_s: float = 0.0
+
+    def synchronous(self, alpha: float, max_draft_tokens: int) -> Promise:
+        """The fastest length of rounds that wait for the one before; no draft tokens: plain decoding.
+
+        Args:
+            alpha: probability that a draft token is accepted, below 1.
+            max_draft_tokens: of one window.
+        """
+        return max(each.in_flight(1, 1) for each in self._lengths(alpha, max_draft_tokens))
+
+    def ahead(self, alpha: float, max_draft_tokens: int, num_sequences: int = 1) -> Promise:
+        """The fastest length and depth, of at least two windows of one sequence in flight.
+
+        Args:
+            num_sequences: that share the pipe. Synchronous rounds have all of them in one forward. With windows in
+                flight, each goes on at a time of its own, so each window is a forward of its own.
+        """
+        lengths = self._lengths(alpha, max_draft_tokens)
+        promises = [each.in_flight(depth, num_sequences) for each in lengths for depth in DEPTHS]
+        best = max(each.tokens_per_s for each in promises)
+        near_best = [each for each in promises if each.tokens_per_s >= NEAR_BEST * best]
+        return min(near_best, key=lambda each: (each.plan.depth, -each.tokens_per_s))
+
+    def _lengths(self, alpha: float, max_draft_tokens: int) -> list[_Length]:
+        return [_Length.of(self, alpha, num) for num in range(max_draft_tokens + 1)]
 
 
 class _Length(NamedTuple):
@@ -88,7 +87,8 @@ class _Length(NamedTuple):
     apart_s: float  # between two windows that stand on one another
 
     @classmethod
-    def of(cls, pipeline: Pipeline, alpha: float, draft_s: float, ask_s: float, num: int) -> _Length:
+    def of(cls, times: WindowTimes, alpha: float, num: int) -> _Length:
+        pipeline, draft_s, ask_s = times
         compute_s = pipeline.bottleneck_s(num + 1)
         return cls(
             num=num,
@@ -99,7 +99,7 @@ class _Length(NamedTuple):
             apart_s=max(compute_s, (num + 1) * draft_s + ask_s),
         )
 
-    def in_flight(self, depth: int, num_sequences: int) -> _Candidate:
+    def in_flight(self, depth: int, num_sequences: int) -> Promise:
         """With so many windows of each sequence in flight.
 
         A run begins behind a refusal, and ends with the next one. Its first `depth` windows leave one behind the other,
@@ -111,7 +111,7 @@ class _Length(NamedTuple):
         close_s = self.apart_s * (self.goes_on - all_go_on) / (1.0 - self.goes_on)
         run_s = round_s + (close_s + all_go_on * again_s) / (1.0 - all_go_on)
         tokens_of_run = self.tokens / (1.0 - self.goes_on)
-        return _Candidate(tokens_of_run / run_s, PipePlan(self.num, depth))
+        return Promise(tokens_of_run / run_s, PipePlan(self.num, depth))
 
     def _among_others_s(self, depth: int, num_sequences: int) -> float:
         """A round while others have so many windows in flight. These come at any time, and queue at the slowest stage.
@@ -124,6 +124,13 @@ class _Length(NamedTuple):
         return max((self.round_s + others_s + apart) / 2.0, num_sequences * depth * self.compute_s)
 
 
+class Traversed(NamedTuple):
+    """What one traversal has taken, without the time for which it lay in queues of stages."""
+
+    links_s: float  # all that was not computing
+    stage_s: tuple[float, ...]  # computing of each stage
+
+
 class PipeTimes:
     """What traversals have taken.
 
@@ -133,27 +140,27 @@ class PipeTimes:
 
     def __init__(self, num_stages: int) -> None:
         self._stages = [DecayedMean(WEIGHT) for _ in range(num_stages)]
-        self._traversals: deque[float] = deque(maxlen=NUM_RECENT)
+        self._links_s: deque[float] = deque(maxlen=NUM_RECENT)
 
-    def note(self, traversal_s: float, stage_s: Sequence[float]) -> None:
-        """A traversal has landed. Args: stage_s: computing of each stage."""
-        self._traversals.append(traversal_s)
-        for mean, seconds in zip(self._stages, stage_s, strict=True):
+    def note(self, took: Traversed) -> None:
+        """A traversal has landed."""
+        self._links_s.append(took.links_s)
+        for mean, seconds in zip(self._stages, took.stage_s, strict=True):
             mean.add(seconds)
 
     @property
     def pipeline(self) -> Pipeline:
         """All time that is not computing is put on the way back. Of recent traversals the shortest waited least."""
         stages = [StageTime(one_s=each.value) for each in self._stages]
-        links_s = min(self._traversals, default=0.0) - fsum(each.one_s for each in stages)
-        return Pipeline(stages=stages, hops_s=[0.0] * (len(stages) - 1), return_s=max(0.0, links_s))
+        hops_s = [0.0] * (len(stages) - 1)
+        return Pipeline(stages=stages, hops_s=hops_s, return_s=min(self._links_s, default=0.0))
 
     @property
     def num_rounds(self) -> int:
         """Rounds of different sequences in flight with which the slowest stage is just never idle; 1 at first.
 
-        It is rounded to the nearest, since it is measured while so many are in flight: any queue makes a traversal
-        longer, and a number that is rounded up would grow without end.
+        It is rounded to the nearest, since it is measured while so many are in flight: any wait that no stage tells of
+        makes a traversal longer, and a number that is rounded up would grow without end.
         """
         pipeline = self.pipeline
         slowest_s = pipeline.bottleneck_s(1)

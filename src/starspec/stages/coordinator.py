@@ -15,8 +15,7 @@ import structlog
 from starspec.errors import ConfigError, LocalProtocolError
 from starspec.log_limit import LogLimit
 from starspec.models.runner import ModelInfo
-from starspec.policy.pipe_depth import PipeTimes
-from starspec.policy.traversal import Pipeline
+from starspec.policy.pipe_depth import PipeTimes, Traversed
 from starspec.stages.account import PipeAccount, possible
 from starspec.stages.attach import Pipe
 from starspec.stages.frames import Frame, heard
@@ -36,6 +35,7 @@ from starspec.wire.messages import (
     Landing,
     Retract,
     RowLaw,
+    StageWork,
     Traversal,
     WindowHead,
 )
@@ -112,10 +112,6 @@ class RemoteVerifier:
         if not self._members.is_up:
             return 0
         return self.traversals.num_rounds if self._depth is None else self._depth
-
-    @property
-    def pipeline(self) -> Pipeline | None:
-        return self.traversals.pipeline if self._depth is None else None
 
     def num_windows(self, num_running: int, num_wanted: int) -> int:
         """As Verifier. A given depth is shared by the sequences."""
@@ -302,15 +298,27 @@ class RemoteVerifier:
         traversal_s = now - launch.launched_s
         work = [possible(each, traversal_s) for each in message.work]
         self._account.note(work, size_of(message), launch.launched_s, now)
-        if launch.asked and len(work) == len(self._members.chain):  # a chunk says nothing about rounds
-            self.traversals.note(traversal_s, [each.compute_s for each in work])
+        took = self._note_traversal(launch, work, traversal_s)
         if self._trace is not None:
             flow = flow_id(self._target_id, self._epoch, launch.number)
             start_s, num = launch.launched_s, len(launch.rows)
             self._trace.slice("pipe", "traversal", start_s, now, flow_from=flow, windows=num)
         if launch.ticket is None:
             return None
-        return Landed(launch.ticket, [heard(each) for each in message.verdicts], None)
+        verdicts = [heard(each) for each in message.verdicts]
+        return Landed(launch.ticket, verdicts, None, took=took if self._depth is None else None)
+
+    def _note_traversal(self, launch: _Launch, work: Sequence[StageWork], traversal_s: float) -> Traversed | None:
+        """Learn what rounds take. Chunks say nothing about that, and neither does a landing without all stages' work.
+
+        Returns: what the traversal took; None = it says nothing.
+        """
+        if not launch.asked or len(work) != len(self._members.chain):
+            return None
+        links_s = traversal_s - sum(each.compute_s + each.wait_s for each in work)
+        took = Traversed(max(0.0, links_s), tuple(each.compute_s for each in work))
+        self.traversals.note(took)
+        return took
 
     def _go_down(self) -> None:
         self._log_limit.log(log.warning, "the stages are attached anew", why=self._members.reason)

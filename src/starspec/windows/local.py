@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from starspec.config import BatchingMethod
 from starspec.models.runner import BatchRunner
-from starspec.policy.traversal import Pipeline
 from starspec.sampling.logprobs import scores
 from starspec.windows.batching import PARTS
 from starspec.windows.judging import Judging, judge
@@ -26,7 +25,6 @@ class LocalVerifier:
     depth = 1
     refusal: str | None = None
     pipe = None
-    pipeline: Pipeline | None = None
 
     def __init__(self, runner: BatchRunner, method: BatchingMethod = "ragged", judge: Judging = judge) -> None:
         self.runner = runner

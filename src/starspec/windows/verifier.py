@@ -9,7 +9,7 @@ from torch import Tensor
 
 from starspec.cache.kv_cache import KVCache
 from starspec.models.runner import ModelInfo
-from starspec.policy.traversal import Pipeline
+from starspec.policy.pipe_depth import Traversed
 from starspec.sampling.logprobs import Score
 from starspec.stats import PipeStats
 from starspec.windows.window import Verdict, Window
@@ -25,6 +25,7 @@ class Landed(NamedTuple):
     verdicts: list[Verdict]  # one for each judge
     features: Tensor | None  # [tokens, F], of a chunk; None = none are wanted. Those of other windows are in verdicts
     scores: Sequence[Score] = ()  # of the tokens after a chunk's, if they are wanted
+    took: Traversed | None = None  # its traversal; None = nothing travels, or the depth is given
 
 
 class Lost(NamedTuple):
@@ -56,11 +57,6 @@ class Verifier(Protocol):
 
         0: launch nothing now, and poll.
         """
-        ...
-
-    @property
-    def pipeline(self) -> Pipeline | None:
-        """What a traversal takes, as measured; None = nothing travels, or the depth is given."""
         ...
 
     def num_windows(self, num_running: int, num_wanted: int) -> int:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from starspec.bench.shard.modelled_stage import VOCAB, true_token
 from starspec.errors import PeerLost
 from starspec.models.runner import Segment
 from starspec.policy.pipe_depth import PipePlan
+from starspec.policy.window_choice import WindowChoice
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree
@@ -22,6 +23,7 @@ from starspec.windows.window import Judge, Law, Verdict, Window
 
 GREEDY: Final = Law(SamplingSpec(temperature=0.0), None, None)
 NOTHING_COUNTED: Final = TokenCounts((), ())
+Planning = Callable[["Streams"], PipePlan]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +33,15 @@ class _Flight:
     stream: Stream
     token_ids: tuple[int, ...]  # root and draft
     guess: int  # of the target's own token behind them
+
+
+class _Launched(NamedTuple):
+    """Windows that were launched together."""
+
+    flights: list[_Flight]
+    started_s: float
+    num_others: int  # launches in flight then
+    is_ahead: bool  # others may stand on them
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +69,7 @@ class Streams:
 
     Args:
         clock: seconds; those of the verifier.
-        plan: asked before each window.
+        planning: asked before each window.
         alpha: probability that a draft token is the target's, if those before it are.
         draft_s: of one draft token of one sequence; those of a batch are drafted together.
     """
@@ -68,21 +79,23 @@ class Streams:
         clock: Callable[[], float],
         verifier: RemoteVerifier,
         num_streams: int,
-        plan: Callable[[], PipePlan],
+        planning: Planning,
         *,
         alpha: float,
         draft_s: float = 0.0,
         seed: int = 0,
     ) -> None:
         self.num_verified = self.num_accepted = 0  # draft tokens that were judged, up to the first refused one
+        self.num_streams = num_streams
+        self.windows = WindowChoice()  # is told of each round
         self._clock = clock
         self._verifier = verifier
-        self._plan = plan
+        self._planning = planning
         self._alpha = alpha
         self._draft_s = draft_s
         self._seed = seed
         self._streams = [Stream(verifier.cache.lease()) for _ in range(num_streams)]
-        self._in_flight: dict[Ticket, list[_Flight]] = {}
+        self._in_flight: dict[Ticket, _Launched] = {}
 
     def run(self, num_tokens: int) -> float:
         """Decode until each sequence has so many tokens.
@@ -92,7 +105,7 @@ class Streams:
         """
         started_s = self._clock()
         while any(each.length <= num_tokens for each in self._streams):
-            plan = self._plan()
+            plan = self._planning(self)
             ready = [each for each in self._streams if self._may_launch(each, plan) and each.ready_s <= self._clock()]
             if ready:
                 self._launch(ready, plan)
@@ -117,7 +130,10 @@ class Streams:
             segment = Segment(stream.row, flight.token_ids, len(flight.token_ids))
             windows.append(Window(segment, Judge(GREEDY, DraftTree.chain(draft), front, NOTHING_COUNTED)))
             flights.append(flight)
-        self._in_flight[self._verifier.launch(windows)] = flights
+        num_others, is_ahead = len(self._in_flight), plan.depth > 1
+        launched = _Launched(flights, self._clock(), num_others, is_ahead)
+        self._in_flight[self._verifier.launch(windows)] = launched
+        self.windows.add_draft(1, self._draft_s, self._draft_s, is_ahead=is_ahead)
         for flight in flights:
             flight.stream.flights.append(flight)
             flight.stream.ready_s = self._clock() + self._draft_s * len(flight.token_ids)
@@ -132,8 +148,11 @@ class Streams:
         for landed in self._verifier.poll(timeout_s):
             if isinstance(landed, Lost):
                 raise PeerLost(landed.reason)
-            flights = self._in_flight.pop(landed.ticket)
-            for flight, verdict in zip(flights, landed.verdicts, strict=True):
+            launched = self._in_flight.pop(landed.ticket)
+            if landed.took is not None and not all(each in each.stream.stale for each in launched.flights):
+                seconds = (self._clock() - launched.started_s) / (launched.num_others + 1)
+                self.windows.add_round(landed.took, seconds, is_ahead=launched.is_ahead)
+            for flight, verdict in zip(launched.flights, landed.verdicts, strict=True):
                 self._land(flight, verdict)
 
     def _land(self, flight: _Flight, verdict: Verdict) -> None:
@@ -154,6 +173,6 @@ class Streams:
             stream.stale |= set(stream.flights)
             stream.flights.clear()
             self._verifier.cache.truncate(stream.row, stream.length - 1)
-        plan = self._plan()
+        plan = self._planning(self)
         if not goes_on or plan.depth == 1:  # the draft begins behind the target's own token
             stream.ready_s = self._clock() + self._draft_s * plan.num_draft_tokens

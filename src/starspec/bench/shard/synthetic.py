@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from starspec.bench.shard.real_pipe import coordinator, real_stages
-from starspec.bench.shard.streams import Streams
+from starspec.bench.shard.streams import Planning, Streams
 from starspec.bench.shard.virtual_pipe import VirtualPipe
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
 from starspec.harness.table import Block, Column, Table
-from starspec.policy.pipe_depth import MAX_DEPTH, PipePlan, PipeTimes, plan_windows
+from starspec.policy.pipe_depth import MAX_DEPTH, PipePlan
 from starspec.policy.traversal import PaperPipeline, Pipeline, StageTime, expected_tokens
 
 NUM_NODES: Final = (2, 4, 8)
@@ -34,7 +34,6 @@ LINK: Final = 5.0  # one way, in t_0
 FOUR: Final = Pipeline.even(4, StageTime(one_s=1.0), LINK)
 AS_TABLE_2, HIGH, LOW = "3.86 tokens a round", "acceptance 0.8", "acceptance 0.3"  # scenes
 PLAIN, SYNCHRONOUS, SYNCHRONOUS_4, IN_FLIGHT = "plain", "synchronous", "synchronous, 4 draft tokens", "in flight"
-Planning = Callable[[PipeTimes, Streams], PipePlan]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +90,7 @@ class Way(NamedTuple):
     mode: str
     num_streams: int
     alpha: float
-    planning: Callable[[float], Planning]  # with t_0 in seconds
+    planning: Planning
 
 
 Decode = Callable[[Way, int], float]
@@ -110,11 +109,7 @@ def decode(
     """Tokens a second of all streams, in virtual time."""
     pipe = VirtualPipe(pipeline, num_streams, _max_len(num_tokens))
     verifier = pipe.verifier(None)
-
-    def plan() -> PipePlan:
-        return planning(verifier.traversals, streams)
-
-    streams = Streams(pipe.clock, verifier, num_streams, plan, alpha=alpha, draft_s=draft_s)
+    streams = Streams(pipe.clock, verifier, num_streams, planning, alpha=alpha, draft_s=draft_s)
     return streams.run(num_tokens)
 
 
@@ -126,14 +121,9 @@ def four_stages(plan: ShardPlan) -> Iterator[Decode]:
     with real_stages(_four(stage_s), MAX_STREAMS, max_len) as endpoints:
 
         def decode_really(way: Way, num_tokens: int) -> float:
-            planning = way.planning(stage_s)
-
-            def plan() -> PipePlan:
-                return planning(verifier.traversals, streams)
-
             with coordinator(endpoints, max_len) as verifier:
-                draft_s = DRAFT_S * stage_s
-                streams = Streams(time.monotonic, verifier, way.num_streams, plan, alpha=way.alpha, draft_s=draft_s)
+                draft_s, planning = DRAFT_S * stage_s, way.planning
+                streams = Streams(time.monotonic, verifier, way.num_streams, planning, alpha=way.alpha, draft_s=draft_s)
                 return streams.run(num_tokens) * stage_s
 
         yield decode_really
@@ -149,17 +139,13 @@ def _four(stage_s: float) -> Pipeline:
 
 def always(num_draft_tokens: int, depth: int = 1) -> Planning:
     """The same plan in every window."""
-    return lambda _times, _streams: PipePlan(num_draft_tokens, depth)
+    return lambda _streams: PipePlan(num_draft_tokens, depth)
 
 
-def as_measured(num_streams: int, stage_s: float = 1.0) -> Planning:
+def as_measured(streams: Streams) -> PipePlan:
     """What the measured traversals and acceptance say."""
-
-    def planning(times: PipeTimes, streams: Streams) -> PipePlan:
-        alpha = min(0.99, (1 + streams.num_accepted) / (2 + streams.num_verified))
-        return plan_windows(times.pipeline, alpha, DRAFT_S * stage_s, LONGEST, MAX_DEPTH, num_streams)
-
-    return planning
+    alpha = min(0.99, (1 + streams.num_accepted) / (2 + streams.num_verified))
+    return streams.windows.choose(alpha, LONGEST, streams.num_streams)
 
 
 def measure_equations() -> list[EquationRow]:
@@ -206,14 +192,14 @@ def ways() -> list[Way]:
     as_table_2 = alpha_of(HUMAN_EVAL, LONGEST)
     best = best_length(0.8)
     return [
-        Way(AS_TABLE_2, PLAIN, 1, 0.0, lambda _: always(0)),
-        Way(AS_TABLE_2, SYNCHRONOUS, 1, as_table_2, lambda _: always(LONGEST)),
-        Way(HIGH, SYNCHRONOUS, 1, 0.8, lambda _: always(best)),
-        Way(HIGH, SYNCHRONOUS_4, 1, 0.8, lambda _: always(4)),
-        Way(HIGH, IN_FLIGHT, 1, 0.8, lambda stage_s: as_measured(1, stage_s)),
-        Way(HIGH, SYNCHRONOUS, 4, 0.8, lambda _: always(best)),
-        Way(HIGH, IN_FLIGHT, 4, 0.8, lambda stage_s: as_measured(4, stage_s)),
-        Way(LOW, IN_FLIGHT, 1, 0.3, lambda stage_s: as_measured(1, stage_s)),
+        Way(AS_TABLE_2, PLAIN, 1, 0.0, always(0)),
+        Way(AS_TABLE_2, SYNCHRONOUS, 1, as_table_2, always(LONGEST)),
+        Way(HIGH, SYNCHRONOUS, 1, 0.8, always(best)),
+        Way(HIGH, SYNCHRONOUS_4, 1, 0.8, always(4)),
+        Way(HIGH, IN_FLIGHT, 1, 0.8, as_measured),
+        Way(HIGH, SYNCHRONOUS, 4, 0.8, always(best)),
+        Way(HIGH, IN_FLIGHT, 4, 0.8, as_measured),
+        Way(LOW, IN_FLIGHT, 1, 0.3, as_measured),
     ]
 
 
@@ -241,7 +227,7 @@ def measure_modes(plan: ShardPlan, advance: Callable[[str], None]) -> list[ModeR
 
 def decode_virtually(way: Way, num_tokens: int) -> float:
     """As `decode`, of four stages."""
-    return decode(FOUR, way.planning(1.0), num_tokens, alpha=way.alpha, num_streams=way.num_streams)
+    return decode(FOUR, way.planning, num_tokens, alpha=way.alpha, num_streams=way.num_streams)
 
 
 def measure_shard(plan: ShardPlan, advance: Callable[[str], None]) -> Report:

@@ -43,7 +43,7 @@ class VirtualPipe:
         self._workers = [StageWorker(each, partial(self._clock_of, index)) for index, each in enumerate(self._runners)]
         self._hops_s = [0.0, *pipeline.hops_s]
         self._return_s = pipeline.return_s
-        self._queues: list[deque[Sequence[bytes | memoryview]]] = [deque() for _ in self._runners]
+        self._queues: list[deque[tuple[float, Sequence[bytes | memoryview]]]] = [deque() for _ in self._runners]
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._answers: list[tuple[int, StageToCoordinator]] = []
@@ -70,7 +70,7 @@ class VirtualPipe:
 
     def send(self, parts: Sequence[bytes | memoryview], stage: int = 0) -> None:
         def arrive() -> None:
-            self._queues[stage].append(parts)
+            self._queues[stage].append((self.now, parts))
             self._work(stage)
 
         self._at(self.now + self._hops_s[stage], arrive)
@@ -94,7 +94,8 @@ class VirtualPipe:
         if not queue or self._free_s[stage] > self.now:
             return
         self._free_s[stage] = self.now
-        done = self._workers[stage].take(queue.popleft())
+        arrived_s, parts = queue.popleft()
+        done = self._workers[stage].take(parts, self.now - arrived_s)
 
         def deliver() -> None:
             if isinstance(done, Frame):

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from starspec.policy.deadline import Round
-from starspec.policy.estimators import DecayedMean
 from starspec.policy.length.acceptance import USUAL_FADE, Acceptance
 from starspec.policy.length.prefill_cost import PrefillCost
 from starspec.policy.length.round_cost import FREE, RoundTimes
-
-DRAFTING_WEIGHT: Final = 1 / 16  # of the newest proposal
+from starspec.policy.window_choice import WindowChoice
 
 
 def _usual() -> Acceptance:
@@ -31,29 +29,6 @@ class PrefillCounts(NamedTuple):
     num_opened: int = 0  # how many `Open`s were sent; the step waits for the answer
 
 
-class Drafting:
-    """From a request to its proposal: what the hub works for each token, and all else."""
-
-    def __init__(self) -> None:
-        self._token_s, self._other_s = DecayedMean(DRAFTING_WEIGHT), DecayedMean(DRAFTING_WEIGHT)
-
-    @property
-    def token_s(self) -> float:
-        return self._token_s.value
-
-    @property
-    def other_s(self) -> float:
-        """Of a proposal: messages, and the wait for the hub."""
-        return self._other_s.value
-
-    def add(self, num_tokens: int, seconds: float, service_s: float) -> None:
-        """A proposal has come. Args: seconds: since it was asked for. service_s: of them, the hub's work."""
-        service_s = min(service_s, seconds)
-        self._other_s.add(seconds - service_s)
-        if service_s:  # else the hub had it already
-            self._token_s.add(service_s / num_tokens)
-
-
 @dataclass(slots=True, eq=False)
 class HubLessons:
     """What was learnt about one hub. Another object is about another hub, or about the same one after it was lost."""
@@ -61,7 +36,7 @@ class HubLessons:
     rounds: RoundTimes = field(default_factory=RoundTimes)  # the wait for its proposals
     prefill: PrefillCost = field(default_factory=PrefillCost)  # of tokens that it does not hold yet
     acceptance: Acceptance = field(default_factory=_usual)  # of its drafts for all requests; new ones begin with it
-    drafting: Drafting = field(default_factory=Drafting)  # of its proposals, as it tells, and as they come
+    windows: WindowChoice = field(default_factory=WindowChoice)  # how many in flight: its drafts may slow stages down
     counts: PrefillCounts = field(default_factory=PrefillCounts)
     _weighed: PrefillCounts = field(default_factory=PrefillCounts)  # the counts that `prefill` knows
 

@@ -1,0 +1,158 @@
+"""Whether one window of a sequence is in flight or several, by what each of the two ways has taken here. No I/O.
+
+What windows take says which way is faster (`pipe_depth.py`), but it depends on the way. Where a draft computes on the
+cores of stages, for instance, drafting ahead makes both slower. With one window in flight they never compute at the
+same time. So each way has times of its own, and its speed is told from them.
+
+                  several promise MIN_GAIN, or a trial of several: their times are unknown or old
+        ┌────────────────────────────────────────────────────────────────────────────────────┐
+        │                                                                                    ▼
+    ONE WINDOW                                                                            SEVERAL
+        ▲                                                                                    │
+        └────────────────────────────────────────────────────────────────────────────────────┘
+                  several do not promise MIN_GAIN, or a trial of one window: its times are old
+
+A trial lasts until NUM_ROUNDS rounds of its way have landed. Then their times are believed until the way is used again.
+There is none of several windows where they would not gain even by the times of one window, so without sharing any core.
+Trials together cost about SHARE of the time.
+
+Why times, and not tokens a second: these vary with the text by a factor of 2 and more, so that hundreds of rounds would
+have to be compared. Times vary by a few per cent, and what the text does, the usual acceptance tells of both ways.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final
+
+from starspec.policy.estimators import DecayedMean
+from starspec.policy.pipe_depth import ONE_WINDOW, PipePlan, PipeTimes, Promise, Traversed, WindowTimes
+from starspec.policy.traversal import expected_tokens
+
+MIN_GAIN: Final = 1.05  # of several windows over the best synchronous rounds, as they cost computing
+NUM_ROUNDS: Final = 8  # of a trial
+MAX_TRIED: Final = 4 * NUM_ROUNDS  # rounds after which it ends anyway: no window could stand on another one, perhaps
+SHARE: Final = 0.007  # of the time: what trials may cost
+MIN_LOSS: Final = 0.05  # a trial costs at least this share of its time, as it may show nothing new
+WEIGHT: Final = 1 / 16  # of the newest proposal
+
+
+class Drafting:
+    """From a request to its proposal: what the hub works for each token, and all else."""
+
+    def __init__(self) -> None:
+        self.token_s, self.other_s = DecayedMean(WEIGHT), DecayedMean(WEIGHT)
+
+    def add(self, num_tokens: int, seconds: float, service_s: float) -> None:
+        """A proposal has come. Args: seconds: since it was asked for. service_s: of them, the hub's work."""
+        service_s = min(service_s, seconds)
+        self.other_s.add(seconds - service_s)
+        if service_s:  # else the hub had it already
+            self.token_s.add(service_s / num_tokens)
+
+
+class _Way:
+    """What windows take in one way."""
+
+    def __init__(self) -> None:
+        self.num_rounds = 0
+        self.drafting = Drafting()
+        self._pipe = PipeTimes(0)
+
+    def add_round(self, took: Traversed) -> None:
+        if not self.num_rounds:
+            self._pipe = PipeTimes(len(took.stage_s))
+        self.num_rounds += 1
+        self._pipe.note(took)
+
+    def times(self, other: _Way) -> WindowTimes:
+        """Args: other: the way that tells what is not known of this one."""
+        pipe = self._pipe if self.num_rounds else other._pipe
+        own, others = self.drafting, other.drafting
+        token_s, other_s = (
+            (mine if mine.count else yours).value
+            for mine, yours in ((own.token_s, others.token_s), (own.other_s, others.other_s))
+        )
+        return WindowTimes(pipe.pipeline, token_s, other_s)
+
+
+class WindowChoice:
+    """How many windows of each sequence should be in flight, and how long their drafts should be.
+
+    It is about one drafter: another one may compute elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self.plan = ONE_WINDOW
+        self._one, self._several = _Way(), _Way()
+        self._trial: _Way | None = None  # replaces what is known of its way when it is over
+        self._is_of_several = False  # the trial
+        self._num_tried = 0  # rounds since it began
+        self._settled_s = inf  # seconds of rounds since the last trial
+
+    def add_round(self, took: Traversed, seconds: float, *, is_ahead: bool) -> None:
+        """A round has landed.
+
+        Args:
+            seconds: since the one before.
+            is_ahead: whether other windows could stand on its windows.
+        """
+        self._settled_s += seconds
+        self._way(is_ahead=is_ahead).add_round(took)
+        if self._trial is not None and self._is_of_several == (self.plan.depth > 1):  # else it has not begun yet
+            self._num_tried += 1
+            if self._trial.num_rounds >= NUM_ROUNDS or self._num_tried >= MAX_TRIED:
+                self._end_trial(self._trial)
+
+    def add_draft(self, num_tokens: int, seconds: float, service_s: float, *, is_ahead: bool) -> None:
+        """A proposal has come, as `Drafting.add`. Args: is_ahead: windows of its sequence are in flight."""
+        if is_ahead == (self.plan.depth > 1):  # behind a refusal, stages still compute what stood on it
+            self._way(is_ahead=is_ahead).drafting.add(num_tokens, seconds, service_s)
+
+    def choose(self, alpha: float, max_draft_tokens: int, num_sequences: int) -> PipePlan:
+        """The plan from now on. Before any round has landed, one draft token, which shows the acceptance.
+
+        Args:
+            alpha: probability that a draft token is accepted, below 1.
+            max_draft_tokens: of one window.
+            num_sequences: that share the pipe.
+        """
+        self.plan = self._chosen(alpha, max_draft_tokens, num_sequences)
+        return self.plan
+
+    def _chosen(self, alpha: float, most: int, num_sequences: int) -> PipePlan:
+        if not most or not self._one.num_rounds:
+            return PipePlan(min(1, most), 1)
+        one, several = self._one.times(self._several), self._several.times(self._one)
+        synchronous, ahead = one.synchronous(alpha, most), several.ahead(alpha, most, num_sequences)
+        is_known, is_faster = self._several.num_rounds > 0, _gains(ahead, synchronous)
+        may_gain = is_faster or (is_known and _gains(one.ahead(alpha, most, num_sequences), synchronous))
+        is_settled_ahead = is_known and is_faster
+        best, other = (ahead, synchronous) if is_settled_ahead else (synchronous, ahead)
+        if self._trial is None and may_gain and self._can_afford(other, best, alpha):
+            self._trial, self._is_of_several, self._num_tried = _Way(), other is ahead, 0
+        goes_ahead = is_settled_ahead if self._trial is None else self._is_of_several and may_gain
+        return ahead.plan if goes_ahead else synchronous.plan
+
+    def _can_afford(self, tried: Promise, best: Promise, alpha: float) -> bool:
+        """Whether a trial is expected to cost no more than SHARE of the time since the last one."""
+        trial_s = NUM_ROUNDS * expected_tokens(alpha, tried.plan.num_draft_tokens) / tried.tokens_per_s
+        loss = max(MIN_LOSS, 1.0 - tried.tokens_per_s / best.tokens_per_s) if self._several.num_rounds else 1.0
+        return trial_s * loss <= SHARE * self._settled_s
+
+    def _end_trial(self, trial: _Way) -> None:
+        if trial.num_rounds and self._is_of_several:
+            self._several = trial
+        elif trial.num_rounds:
+            self._one = trial
+        self._trial, self._settled_s = None, 0.0
+
+    def _way(self, *, is_ahead: bool) -> _Way:
+        """That which learns from windows of this kind."""
+        if self._trial is not None and self._is_of_several == is_ahead:
+            return self._trial
+        return self._several if is_ahead else self._one
+
+
+def _gains(ahead: Promise, synchronous: Promise) -> bool:
+    return ahead.tokens_per_s >= MIN_GAIN * synchronous.tokens_per_s
