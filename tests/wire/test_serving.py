@@ -551,11 +551,11 @@ def test_a_serving_port_in_use_is_a_sentence_with_the_port(server: ServingServer
 
 async def test_a_hub_is_asked_for_its_status_and_its_absence_is_an_error(star) -> None:
     hub = star.hub()
-    asker = HubStatusClient(hub.endpoint, timeout_s=0.5)
+    asker = HubStatusClient(hub.endpoint, timeout_s=PATIENCE_S)
     try:
         assert await asker() == HubStatus("echo", HubStats())
         hub.close()
-        with pytest.raises(PeerLost, match=r"did not answer within 0\.5 s"):
+        with pytest.raises(PeerLost, match=f"nobody listens at {hub.endpoint}"):
             await asker()
     finally:
         asker.close()
