@@ -91,7 +91,10 @@ OF_A_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {  # what a chat templat
 }
 
 NEAR: Final = 0.7  # of difflib's ratio: `max_tokens` is not `draft_token_ids`, but may be `max_output_tokens`
-OF_COMPLETIONS: Final = frozenset({*CompletionRequest.model_fields, *ChatCompletionRequest.model_fields})
+FIELDS_OF: Final[Mapping[str, Collection[str]]] = {
+    "completions": CompletionRequest.model_fields,
+    "chats": ChatCompletionRequest.model_fields,
+}
 OLD_TOOLS: Final = "chats take tools and tool_choice in its place: use those, or leave this out"
 STATELESS: Final = "this server keeps no responses: send the whole conversation as input, and leave this out"
 OLD_GUIDED: Final = 'use structured_outputs in its place, as {"json": ...}, "regex", "choice" or "grammar"'
@@ -131,8 +134,9 @@ def refuse_unsupported(extras: Mapping[str, Any] | None, fields: Collection[str]
 def _unknown(name: str, fields: Collection[str]) -> str:
     """The sentence about a key that is none of the fields."""
     near = get_close_matches(shortened(name), fields, n=1, cutoff=NEAR)
-    if not near and name in OF_COMPLETIONS:
-        return f"{name} is for completions and chats: ask there, or leave this out"
+    places = [place for place, known in FIELDS_OF.items() if name in known]
+    if places and not near:
+        return f"{name} is for {' and '.join(places)}: ask there, or leave this out"
     hint = f"; did you mean '{near[0]}'?" if near else ": leave it out"
     return f"unknown parameter {quoted(name)}{hint}"
 
