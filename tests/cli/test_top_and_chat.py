@@ -86,7 +86,7 @@ def gateway() -> Iterator[tuple[Gateway, str]]:
         def do_GET(self) -> None:
             canned.keys.append(self.headers["authorization"])
             if self.path == "/v1/models":
-                self._send(json.dumps({"data": [{"id": "toy"}]}).encode())
+                self._send(json.dumps({"data": [{"id": "toy"}, {"id": "second"}]}).encode())
             else:
                 self._send(b"".join(b"data: " + each + b"\n\n" for each in canned.stream(self.path, b"")))
 
@@ -162,6 +162,23 @@ def test_a_chat_remembers_switches_speculation_and_tells_what_drafts_brought(
     assert said == [["one two"], ["one two", "two one ", "three four"], ["five"]]
     assert [body["speculative"] for body in canned.bodies] == [True, False, False]
     assert {(body["seed"], body["max_tokens"], body["temperature"]) for body in canned.bodies} == {(3, 20, 0.0)}
+
+
+@pytest.mark.parametrize(("options", "model"), [((), "toy"), (("--model", "second"), "second")])
+def test_a_chat_is_with_the_first_model_or_the_one_that_is_named(
+    gateway: Any, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], model: str
+) -> None:
+    canned, url = gateway
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello"))
+    assert starspec("chat", url, *options).code == 0
+    assert [body["model"] for body in canned.bodies] == [model]
+
+
+def test_a_chat_with_an_unknown_model_names_those_there_are(gateway: Any, starspec: Callable[..., Any]) -> None:
+    _, url = gateway
+    outcome = starspec("chat", url, "--model", "third")
+    told = "starspec: --model: the gateway has no model 'third'; it has 'toy', 'second'\n"
+    assert (outcome.code, outcome.err) == (1, told)
 
 
 def chatted(url: str, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, *lines: str) -> str:

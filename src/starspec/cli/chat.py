@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from starspec.cli.gateway_client import DEFAULT_URL, ApiKey, GatewayClient, GatewayUrl
-from starspec.config.option import SAMPLING
+from starspec.config.option import MODELS, SAMPLING
 from starspec.errors import StarspecError
 
 HELP: Final = """\
@@ -64,6 +64,15 @@ class Conversation:
 
 def chat(
     url: GatewayUrl = DEFAULT_URL,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Which of the gateway's models answers.",
+            metavar="NAME",
+            show_default="its first",
+            rich_help_panel=MODELS,
+        ),
+    ] = None,
     max_tokens: Annotated[
         int, typer.Option(help="Tokens of an answer, at most.", min=1, rich_help_panel=SAMPLING)
     ] = 512,
@@ -79,12 +88,12 @@ def chat(
     ] = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Talk with the model behind a running gateway, and see after each answer what drafts brought.
+    """Talk with a model behind a running gateway, and see after each answer what drafts brought.
 
     /speculative off answers without drafts, /clear begins anew, /quit or Ctrl-D ends. Lines may also come from a pipe.
     """
     client = GatewayClient(url, api_key)
-    conversation = Conversation(client.model(), max_tokens, temperature, seed)
+    conversation = Conversation(_chosen(model, client.models()), max_tokens, temperature, seed)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         with contextlib.suppress(ImportError):
@@ -97,6 +106,13 @@ def chat(
             print(conversation.command(line))
         elif line.strip():
             _answer(client, conversation, line)
+
+
+def _chosen(asked: str | None, served: list[str]) -> str:
+    """The model that is to answer. Raises: StarspecError if it is not served."""
+    if asked is not None and asked not in served:
+        raise StarspecError(f"--model: the gateway has no model {asked!r}; it has {', '.join(map(repr, served))}")
+    return asked or served[0]
 
 
 def _next_line(prompt: str) -> str | None:

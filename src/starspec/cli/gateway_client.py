@@ -58,12 +58,12 @@ class GatewayClient:
             for data in lines:
                 yield msgspec.json.decode(data, type=StarView)
 
-    def model(self) -> str:
-        """The name of the model that it serves."""
+    def models(self) -> list[str]:
+        """The names of the models that it serves; at least one."""
         with self._asking():
             response = self._http.get("/v1/models")
             _check(response)
-        return str(response.json()["data"][0]["id"])
+        return [str(each["id"]) for each in response.json()["data"]]
 
     def chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The chunks of an answer."""
