@@ -95,6 +95,14 @@ def test_a_silent_process_shows_its_state_and_the_gateway_no_row() -> None:
     assert not any("gateway" in line for line in lines)
 
 
+def test_names_are_shown_as_they_are_and_not_as_markup() -> None:
+    snapshot = StatusSnapshot((target_status("[/red] a"),))
+    states, out = {"[/red] a": "ready", "[red]b": "silent"}, StringIO()
+    Console(file=out, width=140).print(star_table(snapshot, states, "[bold] at http://[fe80::1]:80"))
+    for name in ("[/red] a", "[red]b", "[bold] at http://[fe80::1]:80"):
+        assert name in out.getvalue()
+
+
 def test_the_line_says_the_same_as_the_table() -> None:
     snapshot = StatusSnapshot((target_status("target-0", is_draft_connected=False),), HUB)
     line = star_line(snapshot, STATES)

@@ -35,18 +35,19 @@ def star_table(snapshot: StatusSnapshot, states: Mapping[str, str], title: str) 
         snapshot: the known statuses. A process without one is shown with its state alone.
         states: name -> state at the supervisor, in the order of the rows. The hub is `hub`.
     """
-    table = Table(title=title, title_justify="left", caption_justify="left", padding=PADDING)
+    heading = Text(title, style="table.title")  # in a plain string, rich would read names as markup
+    table = Table(title=heading, title_justify="left", caption_justify="left", padding=PADDING)
     for number, column in enumerate(COLUMNS):
         table.add_column(column, justify="left" if number in (0, len(COLUMNS) - 1) else "right")
     statuses = {str(status.target_id): status for status in snapshot.targets}
     shown = _names_of_stages(snapshot)
     for name, state in states.items():
         if name in statuses:
-            table.add_row(*_cells(statuses[name]))
+            table.add_row(*map(Text, _cells(statuses[name])))
             for stage in _stages(statuses[name]):
-                table.add_row(*_stage_cells(stage))
+                table.add_row(*map(Text, _stage_cells(stage)))
         elif name not in NO_TARGETS and name not in shown:
-            table.add_row(name, *[UNKNOWN] * (len(COLUMNS) - 2), state)
+            table.add_row(Text(name), *[UNKNOWN] * (len(COLUMNS) - 2), state)
     if "hub" in states:
         table.caption = Text(f"hub    {_hub_text(snapshot.hub, states['hub'])}")
     return table
