@@ -20,6 +20,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     hub.slice("draft", "run ahead", 10.02, 10.03)
     hub.slice("draft", "draft step", 10.08, 10.12)
     hub.slice("idle", "idle", 10.03, 10.08)
+    hub.slice("wire", "reply", 10.11, 10.111)  # it begins last, and does not end last
     hub.slice("target target-0", "proposal", 10.00, 10.03, tokens=2, queue_ms=10.0, prefill=0)
     hub.slice("target target-0", "verdict", 10.03, 10.085, emitted=2)
     hub.slice("target target-0", "proposal", 10.085, 10.12, tokens=3, queue_ms=5.0, prefill=0)

@@ -194,7 +194,7 @@ def _hub_times(process: str, slices: Sequence[_Slice], others: Sequence[_Slice])
     verified = [each.seconds for each in _of(others, name=VERIFY) if _role(each.process) in targets]
     drafted = [each for each in proposals if each.args.get("tokens")]
     busy_s, idle_s = (length(union(each.span for each in _of(slices, track=track))) for track in (DRAFT, IDLE))
-    span_s = slices[-1].span[1] - slices[0].span[0]
+    span_s = max(each.span[1] for each in slices) - slices[0].span[0]
     return HubTimes(
         process,
         len(drafted) / span_s if span_s else None,
