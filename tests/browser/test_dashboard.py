@@ -143,14 +143,16 @@ def test_a_killed_hub_and_its_return_are_seen_within_two_seconds(star: Any, open
     assert hub is not None
     hub.send_signal(signal.SIGKILL)
     assert first_shown(page, "plain", killed_s, 30.0) - killed_s <= SEEN_S
-    assert first_shown(page, "lost for", killed_s, 30.0) - killed_s <= SEEN_S
+    lost_s = first_shown(page, "lost for", killed_s, 30.0)  # until then the seconds of "connected for" go on
+    assert lost_s - killed_s <= SEEN_S
     page.wait_for_selector("#star-picture .link.bad", state="attached")
     page.wait_for_selector("#event-list .bad:has-text('target-0 has lost the hub')")
     back_s = first_shown(page, "with drafts", killed_s, 120.0)
     link = star.get("/health").json()["targets"][0]["hub"]
     assert link["state"] == "connected"
-    assert back_s - (time.time() - link["for_s"]) <= SEEN_S
-    assert first_shown(page, "connected for", killed_s, 30.0) - (time.time() - link["for_s"]) <= SEEN_S
+    connected_s = time.time() - link["for_s"]
+    assert back_s - connected_s <= SEEN_S
+    assert first_shown(page, "connected for", lost_s, 30.0) - connected_s <= SEEN_S
     page.wait_for_selector("#event-list .good:has-text('target-0 gets drafts')")
     page.wait_for_selector("#health:has-text('all is well')")
 
