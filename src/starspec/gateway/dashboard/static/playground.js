@@ -18,7 +18,7 @@ export function setUpPlayground() {
 export function offerModels(models) {
   if (models.join() !== offered) {
     offered = models.join();
-    byId("play-model").replaceChildren(...models.map((each) => element("option", {}, each)));
+    byId("play-model").replaceChildren(...models.map((each) => element("option", { value: each }, each)));
     byId("play-model").parentElement.hidden = models.length < 2;
   }
 }
