@@ -97,6 +97,23 @@ def test_a_newcomer_gets_no_place_of_an_owner_that_has_hardly_more() -> None:
             add(waiting, "b", "more")
 
 
+class Panic(BaseException):
+    """What a library in Rust raises where it panics: no Exception either."""
+
+
+def test_a_panic_of_the_library_is_an_error_of_its_request() -> None:
+    def panic(_: RequestSpec) -> GrammarMatcher | None:
+        raise Panic
+
+    with closing(Compiling(panic, ())) as waiting:
+        add(waiting, "a", "first")
+        limit_s = time.monotonic() + LIMIT_S
+        while not (done := waiting.take()):
+            assert time.monotonic() < limit_s
+            time.sleep(0.001)
+        assert [type(each.grammar.exception()) for each in done] == [Panic]
+
+
 def test_what_is_dropped_is_not_compiled() -> None:
     with compiling() as (waiting, slow):
         for number in range(3):

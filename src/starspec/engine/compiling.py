@@ -117,7 +117,7 @@ class Compiling:
             return
         try:
             compiled.grammar.set_result(self._try(compiled.submit.spec))
-        except Exception as error:
+        except BaseException as error:  # a panic of llguidance is no Exception, and its request must end, too
             compiled.grammar.set_exception(error)
 
     def _begin_next(self) -> Compiled | None:
