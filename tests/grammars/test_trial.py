@@ -67,7 +67,7 @@ def test_a_grammar_that_takes_too_long_is_refused_and_others_are_checked_afterwa
     began_s = time.monotonic()
     with pytest.raises(RequestError, match="simpler"):  # it is remembered
         trial.check(grammar)
-    assert time.monotonic() - began_s < 0.1
+    assert time.monotonic() - began_s < MAX_CPU_S  # another trial would take as long
 
 
 def test_a_wrong_grammar_is_refused_as_without_a_trial(trial: Trial) -> None:
