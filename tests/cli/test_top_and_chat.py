@@ -61,6 +61,7 @@ class Gateway:
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.choices: list[dict[str, Any]] = []  # of the next answers, in place of the words
+        self.error: dict[str, Any] | None = None  # how the next answers end
 
     def stream(self, path: str, body: bytes) -> Iterator[bytes]:
         if path == "/dashboard/events":
@@ -70,6 +71,9 @@ class Gateway:
         words = [{"delta": {"content": f"{each} "}} for each in reversed(asked["messages"][-1]["content"].split())]
         for choice in self.choices or words:
             yield json.dumps({"choices": [choice]}).encode()
+        if self.error is not None:
+            yield json.dumps({"error": self.error}).encode()
+            return
         metrics = METRICS if asked["speculative"] else {"tokens_per_second": 6.0, "speculative_decoding": {}}
         yield json.dumps({"choices": [], "usage": {"completion_tokens": 9}, "metrics": metrics}).encode()
         yield b"[DONE]"
@@ -187,6 +191,17 @@ def chatted(url: str, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPa
     outcome = starspec("chat", url)
     assert outcome.code == 0
     return "".join(each for each in outcome.out.splitlines(keepends=True) if "9 tokens" not in each)
+
+
+def test_an_error_in_mid_answer_has_a_line_of_its_own_and_the_answer_is_forgotten(
+    gateway: Any, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canned, url = gateway
+    canned.error = {"message": "the target is gone"}
+    assert chatted(url, starspec, monkeypatch, "one two", "three") == (
+        "two one \n  the target is gone\nthree \n  the target is gone\n"
+    )
+    assert [len(body["messages"]) for body in canned.bodies] == [1, 1]
 
 
 THOUGHTS = [{"delta": {"role": "assistant"}}, {"delta": {"reasoning": "Four"}}, {"delta": {"reasoning": " legs."}}]

@@ -136,7 +136,7 @@ def _answer(client: GatewayClient, conversation: Conversation, line: str) -> Non
         return
     except StarspecError as error:
         conversation.messages.pop()
-        print(f"{INDENT}{error}")
+        print(f"{NEW_LINE if last else ''}{INDENT}{error}")
         return
     if answer.is_empty:
         conversation.messages.pop()
