@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,6 +90,17 @@ def test_rounds_in_flight_have_a_limit() -> None:
     times = PipeTimes(2)
     times.note(Traversed(100.0, (0.001, 0.001)))
     assert times.num_rounds == MAX_ROUNDS
+
+
+@pytest.mark.parametrize("compute_s", [0.0, 5e-324])
+@pytest.mark.parametrize("links_s", [0.0, 0.05])
+def test_a_stage_that_says_that_it_takes_no_time_breaks_no_plan(compute_s: float, links_s: float) -> None:
+    times = PipeTimes(2)
+    times.note(Traversed(links_s, (compute_s, 0.0)))
+    assert 1 <= times.num_rounds <= MAX_ROUNDS
+    windows = WindowTimes(times.pipeline, 0.0)
+    for promise in (windows.synchronous(0.8, 4), windows.ahead(0.8, 4)):
+        assert 0.0 < promise.tokens_per_s < inf
 
 
 def test_where_asking_takes_its_time_windows_are_longer() -> None:

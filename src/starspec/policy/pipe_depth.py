@@ -15,6 +15,7 @@ from starspec.policy.traversal import Pipeline, StageTime, expected_tokens
 
 MAX_DEPTH: Final = 32  # windows of one sequence
 DEPTHS: Final = (2, 3, 4, 6, 8, 12, 16, 24, MAX_DEPTH)  # that are tried
+SHORTEST_S: Final = 1e-9  # of a run: stages may say that they take no time at all
 NEAR_BEST: Final = 0.99  # of the best speed: the least depth that comes so near, since what is refused costs computing
 MAX_ROUNDS: Final = 4  # each has its share of the sequences, and drafts for few cost a hub as much as for many
 NUM_RECENT: Final = 32  # traversals
@@ -111,7 +112,7 @@ class _Length(NamedTuple):
         close_s = self.apart_s * (self.goes_on - all_go_on) / (1.0 - self.goes_on)
         run_s = round_s + (close_s + all_go_on * again_s) / (1.0 - all_go_on)
         tokens_of_run = self.tokens / (1.0 - self.goes_on)
-        return Promise(tokens_of_run / run_s, PipePlan(self.num, depth))
+        return Promise(tokens_of_run / max(run_s, SHORTEST_S), PipePlan(self.num, depth))
 
     def _among_others_s(self, depth: int, num_sequences: int) -> float:
         """A round while others have so many windows in flight. These come at any time, and queue at the slowest stage.
@@ -166,4 +167,5 @@ class PipeTimes:
         slowest_s = pipeline.bottleneck_s(1)
         if not slowest_s:
             return 1
-        return min(MAX_ROUNDS, max(1, round(pipeline.traversal_s(1) / slowest_s)))
+        num_filling = min(float(MAX_ROUNDS), pipeline.traversal_s(1) / slowest_s)  # infinite if a stage says almost 0
+        return max(1, round(num_filling))
