@@ -6,7 +6,7 @@ from starspec.ids import PipeEpoch, TargetId
 from starspec.policy.stage_liveness import FIRST_ROUND_TRIP_S
 from starspec.stages.attach import Pipe
 from starspec.stages.membership import LINKING_ROUND_TRIPS, Membership, StageTimes
-from starspec.wire.messages import Alive, Attach, Attached, Beat, Gap, Outdated, Refused
+from starspec.wire.messages import Alive, Attach, Attached, Beat, Detach, Gap, Outdated, Refused
 from starspec.wire.stage_news import Broken
 
 TIMES = StageTimes(seen_within_s=2.0, wait_s=10.0)
@@ -54,6 +54,33 @@ def test_a_connection_that_breaks_while_stages_are_attached_ends_the_attempt() -
     members.hear(LAST, stage(1, members.epoch), 0.3)
     assert not members.judge(0.3)
     assert members.reason == "the connection to stage first broke"
+
+
+def test_a_stage_that_falls_silent_while_others_are_attached_ends_the_attempt() -> None:
+    members = broken()
+    epoch, now = members.epoch, 0.2
+    members.hear(LAST, stage(1, epoch), now)
+    while members.members[LAST].is_there:  # it answers no beat
+        now += 0.1
+        assert now < 2 * FIRST_ROUND_TRIP_S
+        members.due(now)
+        members.hear(FIRST, Alive(epoch, now), now)
+        assert not members.judge(now)
+    members.hear(FIRST, stage(0, epoch), now)
+    assert not members.judge(now)
+    assert members.reason == "stage last does not answer"
+
+
+def test_whoever_was_told_to_leave_while_others_are_attached_is_attached_again() -> None:
+    members = broken()
+    members.hear(LAST, stage(1, members.epoch), 0.2)
+    assert not members.judge(0.2)
+    assert members.end() == [(LAST, Detach(members.epoch))]
+    members.hear(FIRST, stage(0, members.epoch), 0.3)
+    assert not members.judge(0.3)
+    sent = attached_anew(members, 0.4)
+    assert sent[FIRST].pipe_epoch == sent[LAST].pipe_epoch
+    assert members.judge(0.4)
 
 
 def without_link() -> Membership:

@@ -209,7 +209,11 @@ class Membership:
         return self.chain[max(0, place - 1) : place + 2]
 
     def end(self) -> list[Addressed]:
-        """No request runs any more, or the coordinator ends. Returns: what lets all members free their rows."""
+        """No request runs any more, or the coordinator ends. Returns: what lets all members free their rows.
+
+        Effects: an attempt ends too, since those that are attached in it are told to leave.
+        """
+        self._attempt = None
         told: list[Addressed] = []
         for index, member in enumerate(self.members):
             if member.liveness is not None and member.what is not None:
@@ -219,10 +223,10 @@ class Membership:
 
     def hear(self, index: int, message: FromStage, now: float) -> None:
         """Note what a member has sent, or that its connection broke."""
-        if isinstance(message, Broken):
-            self._break(index, now)
-            return
         member = self.members[index]
+        if isinstance(message, Broken):
+            self._gone(index, f"the connection to stage {member.name} broke", now)
+            return
         member.is_there = True
         if member.liveness is not None:
             member.liveness.note_message(now)
@@ -248,9 +252,7 @@ class Membership:
             if member.liveness is not None and was_away:
                 member.liveness.pardon(now)
             elif member.liveness is not None and member.liveness.is_dead(now):
-                member.lose()
-                if index in self.chain:
-                    self.lose(f"stage {member.name} does not answer", now)
+                self._gone(index, f"stage {member.name} does not answer", now)
         self.has_given_up = not self.is_up and (self.has_given_up or now - self._down_s >= self._times.wait_s)
         return self._end_attempt(now)
 
@@ -405,11 +407,9 @@ class Membership:
             near, far = (self.members[each].name for each in link)
             self.reason = f"stage {near} does not reach stage {far}"
 
-    def _break(self, index: int, now: float) -> None:
+    def _gone(self, index: int, reason: str, now: float) -> None:
         """What was sent to it may be lost, and others may take its place at once."""
-        member = self.members[index]
-        member.lose()
-        reason = f"the connection to stage {member.name} broke"
+        self.members[index].lose()
         if self._attempt is not None and index in self._attempt.chain:
             self._fail(reason, now)
         elif index in self.chain:
