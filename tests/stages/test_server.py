@@ -326,7 +326,10 @@ def test_no_pipe_epoch_shuts_later_coordinators_out_of_a_stage(epoch: int | None
             verifier._link.control(0, Attach(PROTOCOL_VERSION, TargetId("hostile"), PipeEpoch(highest), 1.0))
             for each in (highest, 1):
                 verifier._link.control(0, Detach(PipeEpoch(each)))
-            time.sleep(0.2)
+            session, limit_s = servers[0].server._worker.session, time.monotonic() + WAIT_S
+            while session.state is not StageState.DETACHED:
+                assert time.monotonic() < limit_s
+                time.sleep(0.01)
         with pipe_of(addresses(servers)) as verifier:
             driver = Driver(verifier, no_draft)
             sequence = driver.begin(PROMPTS[0], LAW, 3)
