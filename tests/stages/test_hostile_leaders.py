@@ -19,7 +19,7 @@ from starspec.ids import PipeEpoch
 from starspec.log_limit import LINES
 from starspec.policy.peer_limits import Allowance
 from starspec.sampling.spec import SamplingSpec
-from starspec.stages.server import ATTACHES_BURST, ATTACHES_PER_S
+from starspec.stages.server import ATTACHES_BURST, ATTACHES_PER_S, MAX_LEASE_S
 from starspec.windows.window import Law
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import Attached, Beat, Detach, Outdated, StageToCoordinator
@@ -143,7 +143,7 @@ def test_a_stage_outlives_whoever_leads_it_and_serves_the_next_one(
 @pytest.mark.parametrize("at", [0, 1], ids=["first", "last"])
 def test_no_stranger_breaks_a_pipe(at: int, stages: list[Running]) -> None:
     num_tokens = 4 + len(ATTACKS)
-    with pipe_of(addresses(stages)) as verifier:
+    with pipe_of(addresses(stages), lease_s=MAX_LEASE_S) as verifier:  # it beats between attacks only
         driver = Driver(verifier, no_draft)
         sequence = driver.begin(PROMPT, LAW, num_tokens)
         for attack in (None, *ATTACKS):
