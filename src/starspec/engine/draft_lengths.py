@@ -154,7 +154,7 @@ class DraftLengths:
 
         Args:
             took: the traversal of the round that has landed just now; None = the target is not in stages.
-            seconds: since the round before.
+            seconds: its traversal's share of the time, as others may have been in flight.
             num_running: sequences that share the stages.
             is_ahead: whether other windows could stand on those of the round.
         """

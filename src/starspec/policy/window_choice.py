@@ -94,7 +94,7 @@ class WindowChoice:
         """A round has landed.
 
         Args:
-            seconds: since the one before.
+            seconds: its traversal's share of the time, as others may have been in flight.
             is_ahead: whether other windows could stand on its windows.
         """
         self._settled_s += seconds

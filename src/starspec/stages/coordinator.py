@@ -262,7 +262,7 @@ class RemoteVerifier:
         if idle_s >= STALLED * self._times.seen_within_s + 2 * members.round_trips_s:
             members.lose(f"nothing has landed for {idle_s:.1f} s, and all stages are idle", now, members.chain)
         elif waited_s >= MAX_BUSY_S:
-            # once is enough
+            # all of them are faulty then: it cannot be waited for so long three times
             members.lose(f"nothing has landed for {waited_s:.0f} s", now, MAX_FAULTS * members.chain)
 
     def _hear(self, member: int, message: FromStage, now: float) -> Landed | None:

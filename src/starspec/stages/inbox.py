@@ -45,8 +45,8 @@ AnswerBeat = Callable[[PeerId, Beat], StageToCoordinator]
 class StageInbox(threading.Thread):
     """Owns the port. The stage's thread takes what has arrived from one queue, and puts answers into another.
 
-    Beats are answered at once. A traversal beyond MAX_QUEUED is left out: it is missed by its number. The stage says
-    with `done` when one waits no longer.
+    Beats are answered at once. A traversal beyond MAX_QUEUED, or beyond the sender's bytes, is left out: it is missed
+    by its number. The stage says with `done` when one waits no longer.
 
     Args:
         port: where the coordinator and the stage before connect.

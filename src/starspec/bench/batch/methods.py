@@ -56,9 +56,7 @@ class MethodRun:
     prefilled_before_s: float  # prefill time of both that earlier runs spent for this one
     # resident set of the process, with weights, without known prompts; None = unknown on this system
     peak_mib: float | None
-    full_tokens_per_s: (
-        float  # of rounds with as many sequences as the batch holds, without prefill; 0 if there are none
-    )
+    full_tokens_per_s: float  # of rounds with as many sequences as the batch holds, without prefill; 0 if none has
 
     @property
     def seconds(self) -> float:

@@ -143,9 +143,7 @@ class WindowHead(msgspec.Struct, frozen=True, omit_defaults=True):
     num_tokens: TokenCount
     num_logits: DrawCount  # of its last tokens: the same at each stage, as it decides how tokens are computed
     path: tuple[Count, ...] = ()  # tokens of the window before that lie at `base` and are committed behind it
-    parents: tuple[int, ...] | None = (
-        None  # parent of each token, an earlier one; -1 = the committed ones; nil = a chain
-    )
+    parents: tuple[int, ...] | None = None  # of each token, an earlier one; -1 = the committed ones; nil = a chain
     token_ids: TokenIdList = []  # the first stage gets them, no other does
     is_dropped: bool = False  # a stage dropped it; the others do too
 
