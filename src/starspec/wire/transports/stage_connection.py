@@ -78,8 +78,8 @@ class StageConnection:
         self._is_connected = False
 
     def come_back(self) -> None:
-        """Start to connect again. If the system refuses, it stays left alone."""
-        with contextlib.suppress(zmq.ZMQError):
+        """Start to connect again. If the system refuses, or the stages' key is gone by now, it stays left alone."""
+        with contextlib.suppress(zmq.ZMQError, ConfigError):
             self._socket = self._connect()
 
     def check(self) -> None:
