@@ -29,7 +29,7 @@ pytestmark = pytest.mark.system
 
 DEPTH = 4
 MAX_MODEL_LEN = 4096
-ALONE_S = 3.0  # that the newcomer is watched for while there is no place
+ALONE_S = 5.0  # the newcomer starts, and is watched, while there is no place
 MOST_ROUNDS = 5  # until the hub has refused the newcomer
 ADMITTED_S = 5.0
 ANSWERED_S = 5.0  # a round's wait for the hub: a machine that stands still for a moment is not what is tested
