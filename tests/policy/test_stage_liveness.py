@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from starspec.policy.stage_liveness import StageLiveness
+from starspec.policy.stage_liveness import LONGEST_ROUND_TRIP_S, MAX_UNANSWERED, StageLiveness
 
 WITHIN_S = 2.0
 
@@ -56,3 +56,14 @@ def test_an_answer_to_what_was_never_sent_measures_nothing() -> None:
     liveness.note_answer(1e9, now)
     liveness.note_answer(-1e9, now)
     assert 0.0 <= liveness.round_trip_s < 1.0
+
+
+def test_a_stage_that_holds_its_answers_back_is_not_waited_for_so_long() -> None:
+    liveness, now = answered(0.1)
+    for _ in range(3600):
+        now += 1.0
+        liveness.note_beat(now)
+        liveness.note_message(now)  # it says other things meanwhile
+    assert len(liveness._unanswered) == MAX_UNANSWERED
+    liveness.note_answer(now - 200.0, now)
+    assert liveness.round_trip_s == LONGEST_ROUND_TRIP_S

@@ -14,6 +14,8 @@ from typing import Final
 BEATS: Final = 8  # within the time in which a death must be seen
 SILENT_BEATS: Final = 6  # so many without any answer: dead
 FIRST_ROUND_TRIP_S: Final = 5.0  # until one is measured
+LONGEST_ROUND_TRIP_S: Final = 10.0  # a stage may hold an answer back for hours: it is not waited for so long
+MAX_UNANSWERED: Final = 256  # beats that are remembered: those of a minute, if deaths are seen within 2 s
 FADE: Final = 0.99  # of the longest round trip, with each further one
 
 
@@ -30,7 +32,7 @@ class StageLiveness:
         self.round_trip_s = FIRST_ROUND_TRIP_S
         self._is_measured = False
         self._heard_s, self._beaten_s = now, -inf
-        self._unanswered: deque[float] = deque()  # when beats without an answer were sent, oldest first
+        self._unanswered: deque[float] = deque(maxlen=MAX_UNANSWERED)  # when these were sent, oldest first
 
     def is_beat_due(self, now: float) -> bool:
         return now - self._beaten_s >= self.beat_s
@@ -70,4 +72,4 @@ class StageLiveness:
 
     def _note_round_trip(self, seconds: float) -> None:
         faded_s = FADE * self.round_trip_s if self._is_measured else 0.0
-        self.round_trip_s, self._is_measured = max(seconds, faded_s), True
+        self.round_trip_s, self._is_measured = min(LONGEST_ROUND_TRIP_S, max(seconds, faded_s)), True
