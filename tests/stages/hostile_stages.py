@@ -234,6 +234,14 @@ class AbsurdNumbers(MadStage):
         return replace(honest, work=(*honest.work[:-1], StageWork(seconds, seconds, num_bytes, num_bytes)))
 
 
+class NoTimeAtAll(MadStage):
+    """As if no stage computed: what is planned from it must be finite."""
+
+    def landed(self, honest: Landing) -> Answer:
+        nothing_s = self.dice.choice((0.0, 5e-324))
+        return replace(honest, work=tuple(StageWork(nothing_s, 1e9, 0, 0) for _ in honest.work))
+
+
 class VeryMuchWork(MadStage):
     def landed(self, honest: Landing) -> Answer:
         self.say(replace(honest, work=honest.work * 1000))
@@ -467,6 +475,7 @@ LANDING: list[type[MadStage]] = [
     NotANumber,
     LargestNumbers,
     AbsurdNumbers,
+    NoTimeAtAll,
     VeryMuchWork,
     HugeLandings,
     WrongEpochs,

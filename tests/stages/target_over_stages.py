@@ -35,6 +35,7 @@ class Target:
 
     Args:
         num_spares: for the first stage, and for the second.
+        depth: windows in flight; None = as measured.
         pipe: other stages, and spares behind them.
     """
 
@@ -42,7 +43,7 @@ class Target:
         self,
         num_spares: int = 0,
         delay_s: float = 0.01,
-        depth: int = 2,
+        depth: int | None = 2,
         pipe_config: PipeConfig = NO_STAGES,
         pipe: MemoryPipe | None = None,
     ) -> None:

@@ -60,11 +60,13 @@ def check_status(target: Target) -> None:
     assert all(0.0 <= each.compute_s <= most_s and 0.0 <= each.wait_s <= most_s for each in pipe.stages)
 
 
-@pytest.mark.parametrize(("kind", "at"), KINDS)
-def test_a_mad_stage_ends_requests_in_time_at_worst(kind: type[MadStage], at: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "at", "depth"), [*((*each, 2) for each in KINDS), *((kind, LAST, None) for kind in LANDING)]
+)
+def test_a_mad_stage_ends_requests_in_time_at_worst(kind: type[MadStage], at: int, depth: int | None) -> None:
     pipe = MadPipe(toy_stages(NUM_STAGES), kind, at)
     with capture_logs() as logs:
-        target = begun(Target(pipe=pipe), NUM_TOKENS)
+        target = begun(Target(pipe=pipe, depth=depth), NUM_TOKENS)
         pipe.go_mad()
         target.run(seconds=LONGEST_S)
         check_target(target, logs)

@@ -188,7 +188,7 @@ def ratios_of(rows: Sequence[VllmRow]) -> dict[str, float]:
     """Speed ratios for each batch size, each between two servers that took turns.
 
     The hub's drafts over vLLM's own draft model at its best length, over plain decoding, and the cost of a silent
-    hub.
+    hub. Plain decoding has turns beside the hub and beside the silent one; its median is over both.
     """
     ratios = {}
     for size in dict.fromkeys(row.batch_size for row in rows):
