@@ -1,14 +1,17 @@
-"""How logs and errors quote what clients and peers sent: shortened, and without characters that do harm.
+"""How logs, errors and terminals show what clients and peers sent: without characters that do harm.
 
 Their text could otherwise fill a log, begin new lines in it, or send commands to the terminal that shows it.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Final
 
 MAX_QUOTED: Final = 200  # characters of a client's input in one error
 MAX_TEXT_LEN: Final = 300  # characters of a peer's text
+KEPT: Final = "\n\t\u200c\u200d"  # lines and tabs; joiners, of which words and emoji are made
+SPACES: Final = "Zs"  # the category of spaces of all widths
 
 
 def shortened(text: str, most: int = MAX_QUOTED) -> str:
@@ -27,3 +30,15 @@ def readable(text: str) -> str:
     if not clipped.isprintable():
         clipped = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in clipped)
     return shortened(clipped, MAX_TEXT_LEN)
+
+
+def harmless(text: str) -> str:
+    """A text of any length for a terminal, as it is but for escapes that show what could command the terminal.
+
+    Pieces of a text may be given one by one: each character stands for itself.
+    """
+    return "".join(each if _is_harmless(each) else each.encode("unicode_escape").decode() for each in text)
+
+
+def _is_harmless(character: str) -> bool:
+    return character.isprintable() or character in KEPT or unicodedata.category(character) == SPACES

@@ -219,6 +219,29 @@ def test_a_chat_shows_reasoning_and_keeps_it_for_the_template(
     assert canned.bodies[1]["messages"][1] == said
 
 
+HOSTILE = "a\x1b[2J\x9b\r\ud800"
+ESCAPED = r"a\x1b[2J\x9b\r\ud800"
+
+
+def test_what_a_model_says_commands_no_terminal_wherever_it_is_cut(
+    gateway: Any, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canned, url = gateway
+    canned.choices = [{"delta": {key: each}} for key in ("reasoning", "content") for each in HOSTILE]
+    canned.error = {"message": HOSTILE}
+    out = chatted(url, starspec, monkeypatch, "hello")
+    assert out == f"<think>\n{ESCAPED}\n</think>\n{ESCAPED}\n  {ESCAPED}\n"
+
+
+@pytest.mark.parametrize("text", ["a\tb\n", "naïve\xa0: 你好\u3000吗", "می\u200cخواهم", "👩\u200d🚀 ❤\ufe0f"])
+def test_what_people_write_is_shown_as_it_is(
+    gateway: Any, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    canned, url = gateway
+    canned.choices = [{"delta": {"content": each}} for each in text]
+    assert chatted(url, starspec, monkeypatch, "hello") == f"{text}\n"
+
+
 @pytest.mark.parametrize(
     ("choices", "words"),
     [

@@ -12,6 +12,7 @@ import typer
 from starspec.cli.gateway_client import DEFAULT_URL, ApiKey, GatewayClient, GatewayUrl
 from starspec.config.option import MODELS, SAMPLING
 from starspec.errors import StarspecError
+from starspec.quoting import harmless
 
 HELP: Final = """\
 /speculative off   answer without drafts from now on; /speculative on: with them again
@@ -98,7 +99,7 @@ def chat(
     if is_terminal:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401, PLC0415 (editing of lines, and a history of them)
-        print(f"{conversation.model} at {client.url}; /help tells the commands")
+        print(f"{harmless(conversation.model)} at {client.url}; /help tells the commands")
     while (line := _next_line(PROMPT if is_terminal else "")) is not None:
         if line.startswith("/quit"):
             return
@@ -136,7 +137,7 @@ def _answer(client: GatewayClient, conversation: Conversation, line: str) -> Non
         return
     except StarspecError as error:
         conversation.messages.pop()
-        print(f"{NEW_LINE if last else ''}{INDENT}{error}")
+        print(f"{NEW_LINE if last else ''}{INDENT}{harmless(str(error))}")
         return
     if answer.is_empty:
         conversation.messages.pop()
@@ -177,7 +178,7 @@ class Answer:
                 self._reasoning += reasoning
             if text and self._reasoning and not self._text:
                 self._print_dim(f"{'' if self._reasoning.endswith(NEW_LINE) else NEW_LINE}{ANSWERS}\n")
-            print(text if self._text.strip() else text.lstrip(NEW_LINE), end="", flush=True)
+            print(harmless(text if self._text.strip() else text.lstrip(NEW_LINE)), end="", flush=True)
             self._text += text
 
     def message(self) -> dict[str, str]:
@@ -186,7 +187,7 @@ class Answer:
         return {"role": "assistant", "content": self._text, **reasoning}
 
     def _print_dim(self, text: str) -> None:
-        self._console.out(text, style="dim", end="")
+        self._console.out(harmless(text), style="dim", end="")
 
 
 def statistics(chunk: dict[str, Any]) -> str:
