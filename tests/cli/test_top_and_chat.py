@@ -62,6 +62,7 @@ class Gateway:
         self.keys: list[str | None] = []
         self.choices: list[dict[str, Any]] = []  # of the next answers, in place of the words
         self.error: dict[str, Any] | None = None  # how the next answers end
+        self.pages: dict[str, bytes] = {}  # path -> what a server that is no gateway answers there
 
     def stream(self, path: str, body: bytes) -> Iterator[bytes]:
         if path == "/dashboard/events":
@@ -99,6 +100,7 @@ def gateway() -> Iterator[tuple[Gateway, str]]:
             self._send(b"".join(b"data: " + each + b"\n\n" for each in canned.stream(self.path, body)))
 
         def _send(self, content: bytes) -> None:
+            content = canned.pages.get(self.path, content)
             self.send_response(200 if canned.keys[-1:] != ["Bearer wrong"] else 401)
             self.send_header("content-length", str(len(content)))
             self.end_headers()
@@ -144,6 +146,42 @@ def test_a_wrong_key_is_one_sentence(command: str, gateway: Any, starspec: Calla
     outcome = starspec(command, url, "--api-key", "wrong")
     assert (outcome.code, outcome.err) == (1, "starspec: the gateway refuses: it answers 401\n")
     assert canned.keys == ["Bearer wrong"]
+
+
+HTML = b"<html>It works!</html>"
+OF_ANOTHER_RELEASE = b'data: {"targets": 3}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("command", "page"),
+    [
+        (("top",), HTML),
+        (("top", "--once"), HTML),
+        (("top",), OF_ANOTHER_RELEASE),
+        (("top", "--once"), OF_ANOTHER_RELEASE),
+        *[(("chat",), page) for page in (HTML, b"\xff", b"3", b"[]", b"{}", b'{"data": [3]}', b'{"data": []}')],
+    ],
+)
+def test_what_is_not_a_gateway_is_one_sentence(
+    gateway: Any, starspec: Callable[..., Any], command: tuple[str, ...], page: bytes
+) -> None:
+    canned, url = gateway
+    canned.pages = dict.fromkeys(("/v1/models", "/dashboard/events"), page)
+    outcome = starspec(*command, url)
+    told = f"starspec: what answers at {url} is not a starspec gateway of this release\n"
+    assert (outcome.code, outcome.err) == (1, told)
+
+
+@pytest.mark.parametrize(
+    "page", [HTML, b"data: {\n\n", b"data: 3\n\n", b"data: {}\n\n", b'data: {"choices": [{}]}\n\n', b"data: [DONE]\n\n"]
+)
+def test_an_answer_that_is_none_of_a_gateway_is_one_sentence(
+    gateway: Any, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, page: bytes
+) -> None:
+    canned, url = gateway
+    canned.pages = {"/v1/chat/completions": page}
+    told = f"  what answers at {url} is not a starspec gateway of this release\n"
+    assert chatted(url, starspec, monkeypatch, "hello") == told
 
 
 def test_a_chat_remembers_switches_speculation_and_tells_what_drafts_brought(

@@ -54,23 +54,36 @@ class GatewayClient:
 
         from starspec.observe.view import StarView  # noqa: PLC0415
 
+        has_come = False
         with self._stream("GET", "/dashboard/events") as lines:
             for data in lines:
-                yield msgspec.json.decode(data, type=StarView)
+                with self._reading():
+                    view = msgspec.json.decode(data, type=StarView)
+                has_come = True
+                yield view
+        if not has_come:
+            raise self._stranger()
 
     def models(self) -> list[str]:
         """The names of the models that it serves; at least one."""
         with self._asking():
             response = self._http.get("/v1/models")
             _check(response)
-        return [str(each["id"]) for each in response.json()["data"]]
+        with self._reading():
+            first, *others = [str(each["id"]) for each in response.json()["data"]]
+        return [first, *others]
 
     def chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The chunks of an answer."""
+        """The chunks of an answer; the last one has its usage."""
+        chunk: dict[str, Any] = {}
         with self._stream("POST", "/v1/chat/completions", json=body) as lines:
             for data in lines:
                 if data != "[DONE]":
-                    yield _chunk(data)
+                    with self._reading():
+                        chunk = _chunk(data)
+                    yield chunk
+        if not chunk.get("usage"):
+            raise self._stranger()
 
     @contextmanager
     def _stream(self, method: str, path: str, **body: Any) -> Iterator[Iterator[str]]:
@@ -80,6 +93,17 @@ class GatewayClient:
                 response.read()
             _check(response)
             yield (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Around what reads an answer: it may be none of a gateway."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._stranger() from error
+
+    def _stranger(self) -> StarspecError:
+        return StarspecError(f"what answers at {self.url} is not a starspec gateway of this release")
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -105,4 +129,6 @@ def _chunk(data: str) -> dict[str, Any]:
     chunk: dict[str, Any] = json.loads(data)
     if "error" in chunk:
         raise StarspecError(chunk["error"]["message"])
+    if not all(isinstance(choice["delta"], dict) for choice in chunk["choices"]):
+        raise TypeError(data)
     return chunk
