@@ -271,6 +271,17 @@ def test_what_a_model_says_commands_no_terminal_wherever_it_is_cut(
     assert out == f"<think>\n{ESCAPED}\n</think>\n{ESCAPED}\n  {ESCAPED}\n"
 
 
+def test_separators_of_lines_and_paragraphs_do_not_cut_an_answer_short(
+    gateway: Any, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canned, url = gateway
+    answer = {"choices": [{"delta": {"content": "a\u2028b\u2029c\x85d"}}]}
+    chunks = [answer, {"choices": [], "usage": {"completion_tokens": 9}}]
+    page = b"".join(b"data: " + msgspec.json.encode(each) + b"\n\n" for each in chunks)
+    canned.pages = {"/v1/chat/completions": page}
+    assert chatted(url, starspec, monkeypatch, "hello") == "a\\u2028b\\u2029c\\x85d\n"
+
+
 @pytest.mark.parametrize("text", ["a\tb\n", "naïve\xa0: 你好\u3000吗", "می\u200cخواهم", "👩\u200d🚀 ❤\ufe0f"])
 def test_what_people_write_is_shown_as_it_is(
     gateway: Any, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, text: str

@@ -92,7 +92,7 @@ class GatewayClient:
             if response.is_error:
                 response.read()
             _check(response)
-            yield (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+            yield (line.removeprefix("data: ") for line in _lines(response) if line.startswith("data: "))
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -113,6 +113,14 @@ class GatewayClient:
             yield
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise StarspecError(f"the gateway at {self.url} does not answer: {error}") from error
+
+
+def _lines(response: httpx.Response) -> Iterator[str]:
+    """Its whole lines. httpx would also end them at characters that JSON may hold, such as U+2028."""
+    rest = ""
+    for piece in response.iter_text():
+        *whole, rest = (rest + piece).split("\n")
+        yield from (line.removesuffix("\r") for line in whole)
 
 
 def _check(response: httpx.Response) -> None:
