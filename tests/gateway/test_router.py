@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from starspec.config import MIN_SERVING_LEASE_S, TargetConfig
@@ -15,10 +18,11 @@ from starspec.errors import CapacityError, ConfigError, OurBug, PeerLost, Reques
 from starspec.gateway import routed_target
 from starspec.gateway.generation import Generation
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
-from starspec.gateway.routed_target import ASK_INTERVAL_S
+from starspec.gateway.routed_target import ASK_INTERVAL_S, RoutedTarget
 from starspec.gateway.router import Router
-from starspec.ids import RequestId
-from starspec.log_limit import LINES
+from starspec.gateway.target_set import Assignments, TargetSet
+from starspec.ids import RequestId, TargetId
+from starspec.log_limit import LINES, LogLimit
 from starspec.policy.routing import MAX_TARGETS, QUIET_S
 from starspec.policy.target_health import PAUSE_S, SILENCE_S, UNREACHED_S, TargetHealth
 from starspec.sampling.spec import SamplingSpec
@@ -463,6 +467,43 @@ async def test_what_comes_after_an_abort_is_dropped(targets: list[Any]) -> None:
         assert events.empty()
         assert targets[0].aborted == ["r"]
         assert routed.num_open == 0
+
+
+ENDPOINTS = ("tcp://a:1", "tcp://b:2", "tcp://c:3")
+TOLD = st.none() | st.lists(st.sampled_from(("t0", " at ", *ENDPOINTS)), max_size=5).map("".join)
+
+
+def names_of(*told: str | None) -> list[str]:
+    """What targets at the endpoints are called. None = it has told no name."""
+    targets = []
+    for endpoint, name in zip(ENDPOINTS, told, strict=True):
+        link: Any = SimpleNamespace(endpoint=endpoint)
+        targets.append(RoutedTarget(link, Clock()))
+        targets[-1].name = None if name is None else TargetId(name)
+    return TargetSet(lambda: targets, Assignments(LogLimit(Clock()))).names
+
+
+@pytest.mark.parametrize(
+    ("told", "names"),
+    [
+        (("t0", "t1", None), ["t0", "t1", "tcp://c:3"]),
+        (("t0", "t0", "t1"), ["t0 at tcp://a:1", "t0 at tcp://b:2", "t1"]),
+        (
+            ("t0", "t0", "t0 at tcp://b:2"),
+            ["t0 at tcp://a:1", "t0 at tcp://b:2", "t0 at tcp://b:2 at tcp://c:3"],
+        ),
+        ((None, "tcp://a:1", "t1"), ["tcp://a:1", "tcp://a:1 at tcp://b:2", "t1"]),
+    ],
+)
+def test_a_target_is_called_as_it_says_unless_that_could_be_another_one(
+    told: tuple[str | None, ...], names: list[str]
+) -> None:
+    assert names_of(*told) == names
+
+
+@given(st.tuples(TOLD, TOLD, TOLD))
+def test_no_two_targets_have_one_name_whatever_they_tell(told: tuple[str | None, ...]) -> None:
+    assert len({*names_of(*told)}) == len(ENDPOINTS)
 
 
 async def test_leaving_the_router_aborts_what_is_open_and_closes_the_links(targets: list[Any]) -> None:

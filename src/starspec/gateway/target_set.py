@@ -55,9 +55,13 @@ class TargetSet:
 
     @property
     def names(self) -> list[str]:
-        """What people read of each target: the name that it told, with its endpoint if another one told the same."""
+        """What people read of each target: the name that it told, with its endpoint if another one told the same.
+
+        Whatever targets tell, no two have one name: one that ends as an endpoint does gets its own endpoint, too.
+        """
         num_of = Counter(each.name for each in self.targets)
-        return [_name_among(num_of[each.name], each) for each in self.targets]
+        endpoints = tuple(each.endpoint for each in self.targets)
+        return [_name_among(num_of[each.name], endpoints, each) for each in self.targets]
 
     @property
     def is_ready(self) -> bool:
@@ -104,8 +108,14 @@ class TargetSet:
         return routed
 
 
-def _name_among(num_namesakes: int, routed: RoutedTarget) -> str:
-    """Args: num_namesakes: targets of its name, with itself."""
+def _name_among(num_namesakes: int, endpoints: tuple[str, ...], routed: RoutedTarget) -> str:
+    """Its name.
+
+    Args:
+        num_namesakes: targets of its name, with itself.
+        endpoints: of all targets.
+    """
     if routed.name is None:
         return routed.endpoint
-    return str(routed.name) if num_namesakes == 1 else f"{routed.name} at {routed.endpoint}"
+    is_its_own = num_namesakes == 1 and not routed.name.endswith(endpoints)
+    return str(routed.name) if is_its_own else f"{routed.name} at {routed.endpoint}"
