@@ -90,7 +90,11 @@ OF_A_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {  # what a chat templat
     "refusal": ("",),
 }
 
-NEAR: Final = 0.7  # of difflib's ratio: `max_tokens` is not `draft_token_ids`, but may be `max_output_tokens`
+NEAR: Final = 0.7  # of difflib's ratio
+NAMED_OTHERWISE: Final[Mapping[str, str]] = {  # a field of one route -> what another one calls it
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+}
 FIELDS_OF: Final[Mapping[str, Collection[str]]] = {
     "completions": CompletionRequest.model_fields,
     "chats": ChatCompletionRequest.model_fields,
@@ -133,10 +137,11 @@ def refuse_unsupported(extras: Mapping[str, Any] | None, fields: Collection[str]
 
 def _unknown(name: str, fields: Collection[str]) -> str:
     """The sentence about a key that is none of the fields."""
-    near = get_close_matches(shortened(name), fields, n=1, cutoff=NEAR)
     places = [place for place, known in FIELDS_OF.items() if name in known]
-    if places and not near:
+    meant = NAMED_OTHERWISE.get(name, "")
+    if places and meant not in fields:
         return f"{name} is for {' and '.join(places)}: ask there, or leave this out"
+    near = [meant] if meant in fields else get_close_matches(shortened(name), fields, n=1, cutoff=NEAR)
     hint = f"; did you mean '{near[0]}'?" if near else ": leave it out"
     return f"unknown parameter {quoted(name)}{hint}"
 
