@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
 
@@ -121,3 +123,30 @@ def test_what_is_dropped_is_not_compiled() -> None:
         waiting.drop(RequestKey(PeerId(b"b1"), RequestId("b1")))
         waiting.drop_all(PeerId(b"b2"))
         assert order_of(waiting, slow) == ["first", "b0"]
+
+
+def test_requests_that_come_and_go_queue_no_work_and_those_that_stay_are_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    submitted: list[object] = []
+    submit = ThreadPoolExecutor.submit
+
+    def counted(worker: ThreadPoolExecutor, *work: Any) -> Any:
+        submitted.append(work)
+        return submit(worker, *work)
+
+    with compiling() as (waiting, slow):
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", counted)
+        for number in range(100):
+            add(waiting, "b", f"gone{number}")
+            waiting.drop(RequestKey(PeerId(b"b0"), RequestId(f"gone{number}")))
+        assert len(submitted) == 1
+        for number in range(3):
+            add(waiting, "b", f"b{number}")
+        assert len(submitted) == 3
+        assert order_of(waiting, slow) == ["first", "b0", "b1", "b2"]
+    with compiling() as (waiting, slow):
+        add(waiting, "b", "b0")
+        assert order_of(waiting, slow) == ["first", "b0"]
+        add(waiting, "b", "b1")  # the worker has nothing to do
+        assert order_of(waiting, slow) == ["first", "b0", "b1"]

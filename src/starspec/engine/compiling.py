@@ -51,6 +51,7 @@ class Compiling:
         self._begun: dict[RequestKey, Compiled] = {}  # in order of arrival
         self._lock = threading.Lock()  # of the following
         self._waiting: dict[RequestKey, Compiled] = {}  # those that nobody has begun to compile, oldest first
+        self._num_due = 0  # calls of `_compile_next` that are to come: at least one for each that waits
         self._recent: deque[Sender] = deque(maxlen=MAX_COMPILING)  # whose grammars were begun last
 
     def __len__(self) -> int:
@@ -75,7 +76,10 @@ class Compiling:
         self._begun[key] = compiled = Compiled(sender, submit, Future())
         with self._lock:
             self._waiting[key] = compiled
-        self._worker.submit(self._compile_next)
+            is_call_missing = self._num_due < len(self._waiting)
+            self._num_due += is_call_missing
+        if is_call_missing:
+            self._worker.submit(self._compile_next)
         return late
 
     def _make_room(self, newcomer: Sender) -> RequestKey:
@@ -111,7 +115,7 @@ class Compiling:
     # ---------------------------------------------------------------- on the thread
 
     def _compile_next(self) -> None:
-        """Called once for each request that was added; some of them may have been dropped."""
+        """Called at least once for each request that waits; some of them may have been dropped since."""
         compiled = self._begin_next()
         if compiled is None:
             return
@@ -123,6 +127,7 @@ class Compiling:
     def _begin_next(self) -> Compiled | None:
         """The request whose turn it is: those that were begun last count for their senders."""
         with self._lock:
+            self._num_due -= 1
             if not self._waiting:
                 return None
             keys = [*self._waiting]
