@@ -354,7 +354,7 @@ def test_a_killed_stage_and_its_return_are_seen(star_in_stages: Any, open_page: 
     killed_s = time.time()
     last.send_signal(signal.SIGKILL)
     assert first_shown(page, "lost", killed_s, 30.0) - killed_s <= SEEN_S
-    page.wait_for_selector("#event-list .bad:has-text('target-0: 1 stages lost')")
+    page.wait_for_selector("#event-list .bad:has-text('target-0: 1 stage lost')")
     page.wait_for_selector("#health:has-text('all is well')", timeout=60_000)
     page.wait_for_selector('[data-stage="1"]:has-text("attached")')
     assert page.locator("#star-picture .node.bad").count() == 0

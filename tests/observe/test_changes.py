@@ -55,6 +55,15 @@ def test_refusals_are_counted() -> None:
     assert said(more, star()) == []  # it was restarted, and counts from 0
 
 
+def test_one_is_told_as_one() -> None:
+    before = msgspec.structs.replace(TARGET, metrics={"pipe_losses": 0.0, "frames_rejected": 0.0})
+    after = msgspec.structs.replace(TARGET, metrics={"pipe_losses": 1.0, "frames_rejected": 2.0})
+    assert said(star(before), star(after)) == [
+        ("bad", "t0: 2 messages of gateways refused"),
+        ("bad", "t0: 1 stage lost: all are attached anew, and streams go on"),
+    ]
+
+
 def test_there_is_a_sentence_for_every_state() -> None:
     assert set(TARGET_STATES) == set(TargetHealth)
     assert set(DRAFT_STATES) == set(HUB_STATES) == {"connecting", "connected", "lost"}

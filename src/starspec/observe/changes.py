@@ -12,19 +12,24 @@ class _Count(NamedTuple):
     """A counter whose growth is an event."""
 
     metric: str
-    what: str  # with the number in front
+    one: str  # with the number 1 in front
+    many: str  # with any other
 
 
+DECLINED: Final = "declined by the hub: no room for the draft"
+ATTACHED_ANEW: Final = "all are attached anew, and streams go on"
 TARGET_COUNTS: Final = (
-    _Count("requests_rejected", "rejected"),
-    _Count("declined_tags", "declined by the hub: no room for the draft"),
-    _Count("frames_rejected", "messages of gateways refused"),
-    _Count("pipe_losses", "stages lost: all are attached anew, and streams go on"),
+    _Count("requests_rejected", "rejected", "rejected"),
+    _Count("declined_tags", DECLINED, DECLINED),
+    _Count("frames_rejected", "message of a gateway refused", "messages of gateways refused"),
+    _Count("pipe_losses", f"stage lost: {ATTACHED_ANEW}", f"stages lost: {ATTACHED_ANEW}"),
 )
 HUB_COUNTS: Final = (
-    _Count("hub_handshakes_refused", "handshakes of targets refused"),
-    _Count("hub_leases_expired", "targets silent for longer than their lease"),
-    _Count("hub_frames_rejected", "messages of targets refused"),
+    _Count("hub_handshakes_refused", "handshake of a target refused", "handshakes of targets refused"),
+    _Count(
+        "hub_leases_expired", "target silent for longer than its lease", "targets silent for longer than their lease"
+    ),
+    _Count("hub_frames_rejected", "message of a target refused", "messages of targets refused"),
 )
 GOOD_STATES: Final = frozenset({"ready", "connected"})
 TARGET_STATES: Final[Mapping[str, str]] = {
@@ -77,6 +82,7 @@ def _state_change(old: str, new: str, who: str, says: Mapping[str, str], now: fl
 def _growth(
     old: TargetView | HubView, new: TargetView | HubView, counts: tuple[_Count, ...], now: float
 ) -> Iterator[EventView]:
-    for metric, what in counts:
+    for metric, one, many in counts:
         if metric in old.metrics and (grown := new.metrics.get(metric, 0) - old.metrics[metric]) > 0:
+            what = one if grown == 1 else many
             yield EventView(time_s=now, kind="bad", text=f"{new.name}: {grown:.0f} {what}")
