@@ -1,7 +1,8 @@
 """Traces for Chrome and Perfetto: what each process did, and when.
 
-A process is one `pid` with the name of its role. A track (draft, verify, wire, idle) is one `tid`. Times are those of
-`time.monotonic()`, which all processes of a host share, so the traces of several processes can be merged.
+A process is one `pid` with the name of its role. A track (draft, verify, stage, pipe, wire, idle, answers, and at a hub
+one for each target) is one `tid`, or several where its slices overlap. Times are those of `time.monotonic()`, which all
+processes of a host share, so the traces of several processes can be merged.
 """
 
 from __future__ import annotations
