@@ -1,11 +1,14 @@
 """`verify`, `doctor` and `bench`: what is printed, what is saved, how they exit."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from tiny import make_model, save_with_tokenizer
 
+from starspec.cli.measuring import show
+from starspec.harness.table import Column, Table
 from starspec.speculation.verify import VerifyResult
 
 TARGET = "synthetic:vocab=128,step_ms=0"
@@ -247,6 +250,13 @@ def test_a_quick_bench_tree_says_that_its_ratios_may_be_chance(starspec) -> None
     assert "--quick: one repeat of little work" in outcome.out
     assert "best at T=0.5" in outcome.out
     assert "best at T=1" not in outcome.out
+
+
+def test_names_in_tables_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [SimpleNamespace(name=name) for name in ("target [/x]", "[bold]", ":star:")]
+    show([Table("of [a]", [Column("name", "name")], rows)])
+    out = capsys.readouterr().out
+    assert [each for each in ("of [a]", "target [/x]", "[bold]", ":star:") if each not in out] == []
 
 
 @pytest.mark.parametrize("command", ["pair", "tree", "wire", "certify"])

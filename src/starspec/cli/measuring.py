@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import rich.table
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from starspec.cli.output import check_output
 from starspec.cli.process import log_to_stderr
@@ -49,14 +50,17 @@ def out() -> Console:
 
 
 def draw_table(table: Table) -> rich.table.Table:
-    """The table for a terminal. Columns are right-aligned, except the first and those of text."""
-    drawn = rich.table.Table(title=table.title, title_justify="left")
+    """The table for a terminal. Columns are right-aligned, except the first and those of text.
+
+    Rich would read a plain string as markup, and cells have names of models, files and processes.
+    """
+    drawn = rich.table.Table(title=Text(table.title, style="table.title"), title_justify="left")
     for index, column in enumerate(table.columns):
         drawn.add_column(column.title, justify="left" if index == 0 or column.is_text else "right")
     for index, row in enumerate(table.rows):
         if table.begins_section(index):
             drawn.add_section()
-        cells = (column.cell(row) for column in table.columns)
+        cells = (Text(column.cell(row)) for column in table.columns)
         drawn.add_row(*cells, style="bold" if table.is_bold(row) else None)
     return drawn
 
