@@ -1,4 +1,4 @@
-"""Whether a stage lives: what counts is silence after an answer was due."""
+"""Whether a stage lives: what counts is silence after an answer was due, and that beats are answered at all."""
 
 from __future__ import annotations
 
@@ -48,7 +48,25 @@ def test_who_was_away_itself_waits_anew() -> None:
     liveness.note_beat(now)
     liveness.pardon(now + 30.0)
     assert not liveness.is_dead(now + 31.0)
-    assert died(liveness, now + 31.0) < now + 32.0
+    assert died(liveness, now + 31.0) < now + 33.0  # 6 beats and a round trip after the first beat since then
+
+
+def test_beats_from_before_it_was_away_itself_are_not_missing() -> None:
+    liveness, now = answered(4.0)
+    liveness.pardon(now)
+    assert died(liveness, now) > now + 5.0
+
+
+def test_a_stage_that_sends_something_and_answers_no_beat_is_dead_after_the_longest_round_trip() -> None:
+    liveness, now = answered(0.1)
+    mute_s = now
+    while not liveness.is_dead(now):
+        now += 0.01
+        liveness.note_message(now)
+        if liveness.is_beat_due(now):
+            liveness.note_beat(now)
+        assert now < mute_s + 2 * LONGEST_ROUND_TRIP_S
+    assert now > mute_s + LONGEST_ROUND_TRIP_S
 
 
 def test_an_answer_to_what_was_never_sent_measures_nothing() -> None:

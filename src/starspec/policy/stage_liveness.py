@@ -2,7 +2,7 @@
 
 A stage answers beats from a thread that computes nothing. It counts as dead if it was silent for a while after an
 answer was due, and an answer is due a round trip after its beat. So a slow link delays the news of a death, and is not
-a death itself.
+a death itself. One that sends other things and answers no beat is dead, too, after the longest round trip.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class StageLiveness:
         self.round_trip_s = FIRST_ROUND_TRIP_S
         self._is_measured = False
         self._heard_s, self._beaten_s = now, -inf
+        self._waiting_s = now  # since then some beat is unanswered, and no answer has come
         self._unanswered: deque[float] = deque(maxlen=MAX_UNANSWERED)  # when these were sent, oldest first
 
     def is_beat_due(self, now: float) -> bool:
@@ -40,6 +41,8 @@ class StageLiveness:
     def note_beat(self, now: float) -> None:
         """A beat is sent."""
         self._beaten_s = now
+        if not self._unanswered:
+            self._waiting_s = now
         self._unanswered.append(now)
 
     def note_message(self, now: float) -> None:
@@ -49,6 +52,7 @@ class StageLiveness:
     def note_answer(self, sent_s: float, now: float) -> None:
         """The answer to the beat of `sent_s` has come. What it says is bounded by what was sent."""
         self.note_message(now)
+        self._waiting_s = now
         newest_s = None
         while self._unanswered and self._unanswered[0] <= sent_s:
             newest_s = self._unanswered.popleft()
@@ -56,8 +60,9 @@ class StageLiveness:
             self._note_round_trip(now - newest_s)
 
     def pardon(self, now: float) -> None:
-        """The coordinator was away itself: silence counts from now on."""
+        """The coordinator was away itself: silence counts from now on, and the next beat is the first to answer."""
         self._heard_s = now
+        self._unanswered.clear()
 
     def is_dead(self, now: float) -> bool:
         """Ask after all messages that have arrived were taken in."""
@@ -65,10 +70,11 @@ class StageLiveness:
 
     @property
     def dead_s(self) -> float:
-        """When it is dead if it stays silent; infinite while no answer is missing."""
+        """When it is dead if it answers nothing from now on; infinite while no answer is missing."""
         if not self._unanswered:
             return inf
-        return max(self._heard_s, self._unanswered[0] + self.round_trip_s) + SILENT_BEATS * self.beat_s
+        silent_s = max(self._heard_s, self._unanswered[0] + self.round_trip_s)
+        return min(silent_s, self._waiting_s + LONGEST_ROUND_TRIP_S) + SILENT_BEATS * self.beat_s
 
     def _note_round_trip(self, seconds: float) -> None:
         faded_s = FADE * self.round_trip_s if self._is_measured else 0.0
