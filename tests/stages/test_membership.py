@@ -164,6 +164,21 @@ def test_a_stage_that_breaks_off_again_and_again_is_the_last_choice_until_it_is_
     assert members.chain == (FIRST, LAST)
 
 
+def test_a_stage_that_floods_again_and_again_is_the_last_choice() -> None:
+    pipe = Pipe(("first", "last"), (stage(0, 1), stage(1, 1)), PipeEpoch(1), 9.0, TargetId("t"))
+    members = Membership(pipe, ["spare"], TIMES, 0.0)
+    members.hear(SPARE, stage(1, 1), 0.1)
+    chains = []
+    for now in (1.0, 2.0, 3.0):
+        members.hear(LAST, Broken(is_flood=True), now)
+        assert members.reason == "stage last sends far more than it is asked for"
+        members.hear(LAST, stage(1, 1), now + 0.4)  # it was connected again before the next attempt
+        attached_anew(members, now + 0.5)
+        assert members.judge(now + 0.5)
+        chains.append(members.chain)
+    assert chains == [(FIRST, LAST), (FIRST, LAST), (FIRST, SPARE)]
+
+
 def test_attempts_that_fail_again_and_again_have_pauses() -> None:
     members, now, tried = broken(), 0.1, list[float]()
     while now < 20.0:

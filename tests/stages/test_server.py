@@ -30,6 +30,7 @@ from starspec.windows.window import Law
 from starspec.wire.codec import encode
 from starspec.wire.keys import generate_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Alive, Attach, Detach, Gap, Refused, Retract
+from starspec.wire.stage_news import Broken
 from starspec.wire.stage_session import StageState, highest_epoch
 from starspec.wire.transports.stage_port import StageArrival, StagePort
 
@@ -434,3 +435,21 @@ def test_a_spare_that_floods_is_left_alone_and_the_target_goes_on(kind: str) -> 
     assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 20)
     assert verifier.num_losses == 0
     assert len(logs) < 50
+
+
+def test_a_connection_that_ends_for_a_flood_says_so() -> None:
+    stage = zmq.Context.instance().socket(zmq.ROUTER)
+    stage.linger, stage.sndtimeo, stage.rcvtimeo = 0, 50, int(1000 * WAIT_S)
+    port, news = stage.bind_to_random_port("tcp://127.0.0.1"), list[object]()
+    try:
+        with linked([f"tcp://127.0.0.1:{port}"]) as link:
+            link.control(0, Detach(PipeEpoch(1)))
+            peer = stage.recv_multipart()[0]
+            while not news:
+                with suppress(zmq.ZMQError):
+                    for _ in range(20):
+                        stage.send_multipart([peer, *flood_of("nonsense")])
+                news += [message for _, message in link.receive(0.01)]
+    finally:
+        stage.close(0)
+    assert news == [Broken(is_flood=True)]

@@ -225,7 +225,7 @@ class Membership:
         """Note what a member has sent, or that its connection broke."""
         member = self.members[index]
         if isinstance(message, Broken):
-            self._gone(index, f"the connection to stage {member.name} broke", now)
+            self._broken(index, message, now)
             return
         member.is_there = True
         if member.liveness is not None:
@@ -406,6 +406,15 @@ class Membership:
             self._cut.add(link)
             near, far = (self.members[each].name for each in link)
             self.reason = f"stage {near} does not reach stage {far}"
+
+    def _broken(self, index: int, news: Broken, now: float) -> None:
+        """The connection to a member broke: for a flood, which is its fault, or else it is gone."""
+        name = self.members[index].name
+        if news.is_flood:
+            self.blame([index], now)
+            self._gone(index, f"stage {name} sends far more than it is asked for", now)
+        else:
+            self._gone(index, f"the connection to stage {name} broke", now)
 
     def _gone(self, index: int, reason: str, now: float) -> None:
         """What was sent to it may be lost, and others may take its place at once."""

@@ -11,5 +11,7 @@ from starspec.wire.messages import StageToCoordinator
 class Broken:
     """The connection is lost. It is being made anew; what is sent meanwhile is dropped."""
 
+    is_flood: bool = False  # this end has ended it, and leaves the stage alone for a while: it sent far too much
+
 
 FromStage = StageToCoordinator | Broken

@@ -161,5 +161,5 @@ class ZmqPipe:
                     log.warning, "a stage sends bytes that are not a message", stage=stage.endpoint, why=str(error)
                 )
         if stage.take_break():
-            messages.append(Broken())
+            messages.append(Broken(is_flood=stage.is_left or stage.floods))
         return messages
