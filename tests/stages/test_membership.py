@@ -8,6 +8,7 @@ from starspec.stages.attach import Pipe
 from starspec.stages.membership import LINKING_ROUND_TRIPS, Membership, StageTimes
 from starspec.wire.messages import Alive, Attach, Attached, Beat, Detach, Gap, Outdated, Refused
 from starspec.wire.stage_news import Broken
+from starspec.wire.stage_session import NOT_IN_PIPE
 
 TIMES = StageTimes(seen_within_s=2.0, wait_s=10.0)
 FIRST, LAST, SPARE = range(3)
@@ -110,6 +111,26 @@ def test_a_link_that_was_cut_is_tried_again_where_there_is_no_way_round_it() -> 
     members.hear(SPARE, Broken(), 30.0)
     attached = {index: message for index, message in members.due(30.0) if isinstance(message, Attach)}
     assert attached[FIRST].next == "last"
+
+
+def test_a_stage_that_breaks_off_before_it_is_connected_to_the_next_one_ends_the_attempt_at_once() -> None:
+    members = broken()
+    epoch = members.epoch
+    members.hear(LAST, stage(1, epoch), 0.2)
+    members.hear(FIRST, Gap(epoch, 1, "the stage at last is gone"), 0.3)
+    assert members.reason == "stage first broke off: the stage at last is gone"
+    attached = {index: message for index, message in members.due(0.3) if isinstance(message, Attach)}
+    assert attached[FIRST].pipe_epoch == attached[LAST].pipe_epoch > epoch
+
+
+def test_a_stage_that_has_not_taken_its_attach_yet_does_not_end_the_attempt_and_neither_does_old_news() -> None:
+    members = broken()
+    for reason in (NOT_IN_PIPE, f"{NOT_IN_PIPE}, or not any more"):
+        members.hear(FIRST, Gap(members.epoch, 1, reason), 0.2)
+    members.hear(FIRST, Gap(PipeEpoch(1), 1, "the stage at last is gone"), 0.2)
+    members.hear(FIRST, stage(0, members.epoch), 0.3)
+    members.hear(LAST, stage(1, members.epoch), 0.3)
+    assert members.judge(0.3)
 
 
 def test_a_spare_that_refuses_does_not_end_an_attempt_without_it() -> None:

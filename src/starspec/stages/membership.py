@@ -42,7 +42,7 @@ from starspec.wire.messages import (
     Refused,
 )
 from starspec.wire.stage_news import Broken, FromStage
-from starspec.wire.stage_session import highest_epoch
+from starspec.wire.stage_session import NOT_IN_PIPE, highest_epoch
 
 Addressed = tuple[int, CoordinatorToStage]
 """A message, and the member that gets it."""
@@ -241,8 +241,8 @@ class Membership:
                 self._outdated(index, epoch, now)
             case Refused(reason=reason):
                 self._refused(index, f"stage {member.name} refuses: {reason}", now)
-            case Gap(pipe_epoch=epoch, reason=reason):
-                self._broke_off(index, epoch, f"stage {member.name} broke off: {reason}", now)
+            case Gap():
+                self._broke_off(index, message, now)
 
     def judge(self, now: float) -> bool:
         """Find the dead, after all that has arrived was heard. Returns: whether the pipe came up, with empty rows."""
@@ -335,17 +335,30 @@ class Membership:
             attempt.answers.add(index)
         member.begin(message, self._times.seen_within_s, now)
 
-    def _broke_off(self, index: int, epoch: PipeEpoch, what: str, now: float) -> None:
+    def _broke_off(self, index: int, gap: Gap, now: float) -> None:
         """A member takes no part any more. If it did in the pipe, others may have sent it nonsense, or be gone."""
-        member = self.members[index]
-        if member.liveness is None or member.what is None or member.what.pipe_epoch != epoch:
+        member, epoch = self.members[index], gap.pipe_epoch
+        is_attached = member.liveness is not None and member.what is not None and member.what.pipe_epoch == epoch
+        if not (is_attached or self._breaks_attempt(index, gap)):
             return
         member.leave()
+        what = f"stage {member.name} broke off: {gap.reason}"
         if self._attempt is not None and self._attempt.epoch == epoch:
             self.blame([index], now)
             self._fail(what, now)
         elif index in self.chain:
             self.lose(what, now, self._beside(index))
+
+    def _breaks_attempt(self, index: int, gap: Gap) -> bool:
+        """Whether a member that has not answered the attempt never will.
+
+        So says one whose next stage died while it connected. One that has not taken the `Attach` yet answers beats so,
+        too, and will answer it.
+        """
+        attempt = self._attempt
+        if attempt is None or gap.pipe_epoch != attempt.epoch or gap.reason.startswith(NOT_IN_PIPE):
+            return False
+        return index in attempt.chain and index not in attempt.answers
 
     def _outdated(self, index: int, epoch: PipeEpoch, now: float) -> None:
         """A member knows a higher epoch. What it says counts for attempts with it, and for no others."""

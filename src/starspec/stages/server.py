@@ -25,7 +25,7 @@ from starspec.tracing import Tracer, flow_id
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES, size_of
 from starspec.wire.keys import Keys
 from starspec.wire.messages import Alive, Attach, Attached, Beat, Gap, Landing, Refused
-from starspec.wire.stage_session import StageState, highest_epoch
+from starspec.wire.stage_session import NOT_IN_PIPE, StageState, highest_epoch
 from starspec.wire.transports.next_stage import NextStage
 from starspec.wire.transports.sockets import GOODBYE_MS, endpoint_at
 from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES, StageArrival, StagePort
@@ -136,7 +136,7 @@ class StageServer:
         """On the inbox's thread."""
         session = self._worker.session
         if sender != self._coordinator:
-            return Gap(beat.pipe_epoch, session.next_number, "the stage is not in this pipe")
+            return Gap(beat.pipe_epoch, session.next_number, NOT_IN_PIPE)
         return session.answer(beat, self._clock(), is_busy=self._is_computing)
 
     def _hear(self, arrival: Control) -> None:

@@ -28,6 +28,7 @@ from starspec.wire.messages.stage_link import WindowHead
 
 FIRST_EPOCHS: Final = 2**30  # where the clock is not set
 EPOCHS_PER_S: Final = 1024
+NOT_IN_PIPE: Final = "the stage is not in this pipe"  # so reasons begin that answer beats of another pipe epoch
 
 
 def highest_epoch(unix_s: float) -> int:
@@ -121,7 +122,7 @@ class StageSession:
             is_busy: whether it does.
         """
         if not self.hear(beat, now) or self.state is not StageState.ATTACHED:
-            return Gap(beat.pipe_epoch, self.next_number, "the stage is not in this pipe, or not any more")
+            return Gap(beat.pipe_epoch, self.next_number, f"{NOT_IN_PIPE}, or not any more")
         return Alive(beat.pipe_epoch, beat.sent_s, is_busy)
 
     def end_lease(self, now: float) -> bool:
