@@ -136,3 +136,14 @@ def test_a_trial_in_which_no_window_can_stand_on_another_ends() -> None:
         choice.add_round(Traversed(0.24, STAGES_S), 0.3, is_ahead=False)
         plans.append(choice.choose(0.9, LONGEST, 1))
     assert [each.depth > 1 for each in plans].count(True) == MAX_TRIED
+
+
+def test_a_trial_that_may_not_gain_any_more_ends_and_says_nothing_about_its_way() -> None:
+    choice, took = WindowChoice(), Traversed(0.24, STAGES_S)
+    choice.add_round(took, 0.3, is_ahead=False)
+    assert choice.choose(0.9, LONGEST, 1).depth > 1
+    choice.add_round(took, 0.3, is_ahead=True)
+    for _ in range(MAX_TRIED):
+        assert choice.choose(0.01, LONGEST, 1).depth == 1
+        choice.add_round(took, 0.3, is_ahead=False)
+    assert choice.choose(0.9, LONGEST, 1).depth == 1  # the next trial costs too much yet

@@ -14,6 +14,7 @@ same time. So each way has times of its own, and its speed is told from them.
 
 A trial lasts until NUM_ROUNDS rounds of its way have landed. Then their times are believed until the way is used again.
 There is none of several windows where they would not gain even by the times of one window, so without sharing any core.
+One under way waits then, and ends after MAX_TRIED rounds in all, without a word about its way.
 Trials together cost about SHARE of the time.
 
 Why times, and not tokens a second: these vary with the text by a factor of 2 and more, so that hundreds of rounds would
@@ -31,7 +32,7 @@ from starspec.policy.traversal import expected_tokens
 
 MIN_GAIN: Final = 1.05  # of several windows over the best synchronous rounds, as they cost computing
 NUM_ROUNDS: Final = 8  # of a trial
-MAX_TRIED: Final = 4 * NUM_ROUNDS  # rounds after which it ends anyway: no window could stand on another one, perhaps
+MAX_TRIED: Final = 4 * NUM_ROUNDS  # rounds of both ways after which it ends anyway: it may show nothing here or now
 SHARE: Final = 0.007  # of the time: what trials may cost
 MIN_LOSS: Final = 0.05  # a trial costs at least this share of its time, as it may show nothing new
 WEIGHT: Final = 1 / 16  # of the newest proposal
@@ -87,7 +88,7 @@ class WindowChoice:
         self._one, self._several = _Way(), _Way()
         self._trial: _Way | None = None  # replaces what is known of its way when it is over
         self._is_of_several = False  # the trial
-        self._num_tried = 0  # rounds since it began
+        self._num_tried = 0  # rounds since it began, of both ways
         self._settled_s = inf  # seconds of rounds since the last trial
 
     def add_round(self, took: Traversed, seconds: float, *, is_ahead: bool) -> None:
@@ -99,7 +100,7 @@ class WindowChoice:
         """
         self._settled_s += seconds
         self._way(is_ahead=is_ahead).add_round(took)
-        if self._trial is not None and self._is_of_several == (self.plan.depth > 1):  # else it has not begun yet
+        if self._trial is not None:
             self._num_tried += 1
             if self._trial.num_rounds >= NUM_ROUNDS or self._num_tried >= MAX_TRIED:
                 self._end_trial(self._trial)
@@ -141,10 +142,12 @@ class WindowChoice:
         return trial_s * loss <= SHARE * self._settled_s
 
     def _end_trial(self, trial: _Way) -> None:
-        if trial.num_rounds and self._is_of_several:
-            self._several = trial
-        elif trial.num_rounds:
-            self._one = trial
+        is_under_way = self._is_of_several == (self.plan.depth > 1)  # else several may not gain any more, and it waited
+        if trial.num_rounds >= (1 if is_under_way else NUM_ROUNDS):
+            if self._is_of_several:
+                self._several = trial
+            else:
+                self._one = trial
         self._trial, self._settled_s = None, 0.0
 
     def _way(self, *, is_ahead: bool) -> _Way:
