@@ -91,11 +91,19 @@ async def test_an_unknown_parameter_names_the_nearest_one(gateway: Any, name: st
     assert not gateway.target.submitted
 
 
-@pytest.mark.parametrize("name", ["messages", "max_completion_tokens"])
-async def test_a_parameter_of_chats_only_is_not_said_to_be_one_of_completions(gateway: Any, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("messages", "messages: for /v1/chat/completions: ask there"),
+        ("max_completion_tokens", "max_completion_tokens is for chats: ask there"),
+    ],
+)
+async def test_a_parameter_of_chats_only_is_not_said_to_be_one_of_completions(
+    gateway: Any, name: str, told: str
+) -> None:
     reply = await gateway.post("/v1/completions", prompt="hi", **{name: 1})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
-    assert reply.json()["error"]["message"].startswith(f"{name} is for chats: ask there")
+    assert reply.json()["error"]["message"].startswith(told)
 
 
 async def test_an_unknown_model_names_the_one_there_is_and_an_omitted_one_takes_it(start_gateway: Any) -> None:
