@@ -17,7 +17,7 @@ from starspec.config import StageConfig
 from starspec.ids import TargetId
 from starspec.stages.attach import attach
 from starspec.stages.coordinator import RemoteVerifier
-from starspec.stages.membership import USUAL_TIMES, StageTimes
+from starspec.stages.member import USUAL_TIMES, StageTimes
 from starspec.stages.server import StageServer
 from starspec.wire.keys import load_keys
 from starspec.wire.transports.stage_port import StagePort

@@ -16,7 +16,7 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stages.attach import attach
 from starspec.stages.coordinator import RemoteVerifier
-from starspec.stages.membership import StageTimes
+from starspec.stages.member import StageTimes
 from starspec.stats import TargetStats
 from starspec.wire.messages import RequestSpec
 

@@ -24,7 +24,7 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.stages.attach import attach
 from starspec.stages.coordinator import RemoteVerifier
-from starspec.stages.membership import StageTimes
+from starspec.stages.member import StageTimes
 from starspec.stats import TargetStats
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, RequestSpec
 from starspec.wire.transports.memory import MemoryHub

@@ -5,7 +5,8 @@ from __future__ import annotations
 from starspec.ids import PipeEpoch, TargetId
 from starspec.policy.stage_liveness import FIRST_ROUND_TRIP_S
 from starspec.stages.attach import Pipe
-from starspec.stages.membership import LINKING_ROUND_TRIPS, Membership, StageTimes
+from starspec.stages.member import StageTimes
+from starspec.stages.membership import LINKING_ROUND_TRIPS, Membership
 from starspec.wire.messages import Alive, Attach, Attached, Beat, Detach, Gap, Outdated, Refused
 from starspec.wire.stage_news import Broken
 from starspec.wire.stage_session import NOT_IN_PIPE

@@ -14,7 +14,7 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree
 from starspec.stages.attach import attach
 from starspec.stages.coordinator import RemoteVerifier
-from starspec.stages.membership import StageTimes
+from starspec.stages.member import StageTimes
 from starspec.windows.window import Law
 
 NUM_SEEDS = 2000

@@ -24,7 +24,7 @@ from starspec.log_limit import LINES
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree
 from starspec.stages import server as stage_server
-from starspec.stages.membership import StageTimes
+from starspec.stages.member import StageTimes
 from starspec.stages.server import ATTACHES_BURST, MAX_LEASE_S, StageServer
 from starspec.windows.window import Law
 from starspec.wire.codec import encode

@@ -96,7 +96,7 @@ class GatewayClient:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Around what reads an answer: it may be none of a gateway."""
+        """Turn what fails to be read into a sentence: what answers may not be a gateway."""
         try:
             yield
         except (ValueError, KeyError, TypeError) as error:

@@ -1,7 +1,7 @@
 """Requests whose grammars are being compiled, on a thread: no answer waits for the grammar of another one.
 
-Owners of gateways take turns, and share the places where requests wait, as `policy/queue_turns.py` says. So whoever
-sends many grammars, or slow ones, keeps another one waiting for the one grammar that is being compiled.
+Owners of gateways take turns, and share the places where requests wait, as `policy/queue_turns.py` says. So an
+owner that sends many or slow grammars delays another owner by no more than the grammar that is being compiled.
 """
 
 from __future__ import annotations

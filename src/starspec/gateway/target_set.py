@@ -57,7 +57,7 @@ class TargetSet:
     def names(self) -> list[str]:
         """What people read of each target: the name that it told, with its endpoint if another one told the same.
 
-        Whatever targets tell, no two have one name: one that ends as an endpoint does gets its own endpoint, too.
+        No two targets share a name: a told name that ends with an endpoint also gets the target's own endpoint.
         """
         num_of = Counter(each.name for each in self.targets)
         endpoints = tuple(each.endpoint for each in self.targets)

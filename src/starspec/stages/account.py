@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from starspec.stages.membership import Member, Membership
+from starspec.stages.member import Member
+from starspec.stages.membership import Membership
 from starspec.stats import PipeStats, StageStats
 from starspec.wire.messages import StageWork
 

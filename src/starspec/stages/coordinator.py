@@ -21,7 +21,8 @@ from starspec.stages.attach import Pipe
 from starspec.stages.frames import Frame, heard
 from starspec.stages.landings import Asked, LandingCheck
 from starspec.stages.link import PipeLink
-from starspec.stages.membership import MAX_FAULTS, USUAL_TIMES, Membership, StageTimes
+from starspec.stages.member import MAX_FAULTS, USUAL_TIMES, StageTimes
+from starspec.stages.membership import Membership
 from starspec.stages.mirror import MirroredRows
 from starspec.stats import PipeStats
 from starspec.tracing import Tracer, flow_id

@@ -27,8 +27,8 @@ from typing import Final
 
 from starspec.ids import PipeEpoch
 from starspec.policy.backoff import Backoff
-from starspec.policy.stage_liveness import BEATS, FIRST_ROUND_TRIP_S, StageLiveness
 from starspec.stages.attach import Pipe
+from starspec.stages.member import Member, StageTimes
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Alive,
@@ -48,77 +48,10 @@ Addressed = tuple[int, CoordinatorToStage]
 """A message, and the member that gets it."""
 PROBE_S: Final = 0.5  # between two attempts to find a process that is gone
 LINKING_ROUND_TRIPS: Final = 4  # that a connection between two stages takes, keys included
-NO_EPOCH: Final = PipeEpoch(0)
-MAX_FAULTS: Final = 3  # of a stage; then others are chosen before it ...
-FORGIVEN_S: Final = 60.0  # ... until there was no fault for so long
 NUM_FREE_LOSSES: Final = 3  # of the pipe in a row, without a pause before the next attempt
 LOSS_PAUSE_S: Final = 0.25
 LONGEST_LOSS_PAUSE_S: Final = 2.0
 STABLE_S: Final = 10.0  # a pipe that is up for so long has not failed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTimes:
-    """How long a coordinator waits, in seconds."""
-
-    seen_within_s: float = 2.0  # a dead or paused stage is seen so soon
-    wait_s: float = 30.0  # for a stage in place of it; then requests end
-
-    @property
-    def beat_s(self) -> float:
-        return self.seen_within_s / BEATS
-
-
-USUAL_TIMES: Final = StageTimes()
-
-
-@dataclass(slots=True)
-class Member:
-    """A process that is a stage of the pipe, or a spare."""
-
-    name: str  # its endpoint
-    what: Attached | None = None  # as it was when it was last attached; None = it never was
-    liveness: StageLiveness | None = None  # None = not attached: it was found dead, or it is not known yet
-    is_there: bool = False  # it was heard since it was found dead
-    asked_s: float = -inf  # when it was last sent an `Attach`
-    last_round_trip_s: float = FIRST_ROUND_TRIP_S  # the last one that was known before it left
-    known_epoch: PipeEpoch = NO_EPOCH  # the highest that it told
-    num_faults: int = 0  # of late
-    fault_s: float = -inf  # when the last one was
-
-    @property
-    def round_trip_s(self) -> float:
-        return self.last_round_trip_s if self.liveness is None else self.liveness.round_trip_s
-
-    def blame(self, now: float) -> None:
-        """What was wrong was its fault, or perhaps."""
-        self.num_faults = 1 if now - self.fault_s > FORGIVEN_S else self.num_faults + 1
-        self.fault_s = now
-
-    def is_faulty(self, now: float) -> bool:
-        return self.num_faults >= MAX_FAULTS and now - self.fault_s <= FORGIVEN_S
-
-    def begin(self, what: Attached, seen_within_s: float, now: float) -> None:
-        """It is attached."""
-        self.what, self.is_there, self.known_epoch = what, True, what.pipe_epoch
-        self.liveness = StageLiveness(seen_within_s, now)
-
-    def leave(self) -> None:
-        """It is not attached any more; whether it is there is another question."""
-        if self.liveness is not None:
-            self.last_round_trip_s, self.liveness = self.liveness.round_trip_s, None
-
-    def lose(self) -> None:
-        """It is gone."""
-        self.leave()
-        self.is_there = False
-
-    def fits(self, wanted: Attached, pipe: Pipe) -> bool:
-        """Whether it can be the stage that `wanted` was."""
-        what = self.what
-        if what is None or what.num_rows < pipe.num_rows or what.max_len < pipe.max_len:
-            return False
-        return _kind(what) == _kind(wanted)
 
 
 @dataclass(slots=True)
@@ -352,8 +285,8 @@ class Membership:
     def _breaks_attempt(self, index: int, gap: Gap) -> bool:
         """Whether a member that has not answered the attempt never will.
 
-        So says one whose next stage died while it connected. One that has not taken the `Attach` yet answers beats so,
-        too, and will answer it.
+        A member whose next stage died while it connected says so. A member that has not taken the `Attach` yet also
+        answers beats with a Gap, but it will answer the `Attach`.
         """
         attempt = self._attempt
         if attempt is None or gap.pipe_epoch != attempt.epoch or gap.reason.startswith(NOT_IN_PIPE):
@@ -441,7 +374,3 @@ class Membership:
         """The present attempt cannot succeed."""
         self.reason, self._attempt = reason, None
         self._again_s = now + self._failures.pause_s(now)
-
-
-def _kind(stage: Attached) -> tuple[int, int, int, str, str]:
-    return stage.start, stage.end, stage.num_layers, stage.fingerprint, stage.dtype

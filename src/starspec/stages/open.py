@@ -16,7 +16,7 @@ from starspec.models.loading.load import load_info
 from starspec.models.runner import ModelInfo
 from starspec.stages.attach import Pipe, attach, detach
 from starspec.stages.coordinator import RemoteVerifier
-from starspec.stages.membership import StageTimes
+from starspec.stages.member import StageTimes
 from starspec.tracing import Tracer
 from starspec.wire.keys import load_keys
 from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES

@@ -22,7 +22,7 @@ from starspec.models.runner import ModelInfo
 from starspec.policy.traversal import Pipeline
 from starspec.stages.attach import attach
 from starspec.stages.coordinator import RemoteVerifier
-from starspec.stages.membership import StageTimes
+from starspec.stages.member import StageTimes
 from starspec.stages.server import StageServer
 from starspec.wire.transports.stage_port import StagePort
 from starspec.wire.transports.waiting import Waiting

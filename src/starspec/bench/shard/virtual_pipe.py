@@ -16,7 +16,7 @@ from starspec.policy.traversal import Pipeline
 from starspec.stages.attach import attach
 from starspec.stages.coordinator import RemoteVerifier
 from starspec.stages.frames import Frame
-from starspec.stages.membership import StageTimes
+from starspec.stages.member import StageTimes
 from starspec.stages.worker import StageWorker
 from starspec.wire.messages import CoordinatorToStage, StageToCoordinator
 

@@ -34,8 +34,8 @@ class Trials:
         self.growing_to = 0  # draft steps of the last round's growth, which may go on in this one
 
     def pass_time(self, plain_s: float, now: float) -> None:
-        """Call it once a round. The time since the last one is shared, but no pause: a server that stood idle for a
-        night would try for minutes.
+        """Call it once a round. The time since the last one counts, but no pause: else a server that was idle
+        overnight would spend minutes on trials.
 
         Args:
             plain_s: a round without drafts; 0 = not known.
