@@ -55,7 +55,7 @@ class VllmRow:
 
     method: str
     num_draft_tokens: int
-    rival: str  # the server that took turns with the hub's server; the two are compared
+    rival: str  # what took turns with the hub's server; rows of one rival are compared
     batch_size: int
     tokens_per_s: Spread  # prompts included
     acceptance_length: float  # tokens of a verification by vLLM's counters, median of the repeats
@@ -100,8 +100,13 @@ def measure_vllm(
                 if rival.name == PLAIN:
                     advance("answers of plain decoding", 1)
                     plain_answers = asyncio.run(_plain_answers(rival, prompts, plan))
-                asyncio.run(_run_in_turns(methods, prompts, plan, advance))
-                rows += [_row(method, rival, size, plain_answers) for method in methods for size in method.rates]
+                for block in _blocks(methods, plan.batch_sizes):
+                    asyncio.run(_run_in_turns(block, prompts, plan, advance))
+                    rows += [
+                        _row(method, block.rival, size, plain_answers)
+                        for method in block.methods
+                        for size in method.rates
+                    ]
                 version = star.server.status().version
             yield _report(models, plan, chosen, version, rows)
 
@@ -139,41 +144,50 @@ async def _plain_answers(plain: VllmMethod, prompts: Sequence[Sequence[int]], pl
     return timed.answers
 
 
-async def _run_in_turns(
-    methods: Sequence[VllmMethod], prompts: Sequence[Sequence[int]], plan: VllmPlan, advance: Advance
-) -> None:
-    advance("warming up", len(methods))
-    for method in methods:
-        await method.warm_up(prompts[0])
-        advance(method.name, None)
-    blocks = _blocks(methods, plan.batch_sizes)
-    advance("answering", plan.num_repeats * sum(len(turns) for turns in blocks))
-    for turns in blocks:
-        for _ in range(plan.num_repeats):
-            for method, size in turns:
-                await method.warm_up(prompts[0])  # after a pause, drafts of the hub take a moment to arrive
-                await method.run(prompts, plan.max_tokens, size)
-                advance(f"{method.name}, batch {size}", None)
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Methods that answer in turns, again and again."""
+
+    rival: str  # as VllmRow
+    methods: Sequence[VllmMethod]
+    batch_sizes: Sequence[int]
 
 
-def _blocks(methods: Sequence[VllmMethod], batch_sizes: Sequence[int]) -> list[list[tuple[VllmMethod, int]]]:
-    """The turns of a repeat: first of those whose hub works, then of those whose hub is stopped, beside their rival.
+def _blocks(methods: Sequence[VllmMethod], batch_sizes: Sequence[int]) -> list[_Block]:
+    """First those whose hub works, then each whose hub is stopped, beside their rival.
 
     A server forgets what it learnt about a hub that was lost. So a hub is not stopped between turns in which it works.
     """
     rival, *_ = methods
-    working = [(method, size) for size in batch_sizes for method in methods if method.stopped is None]
+    working = [method for method in methods if method.stopped is None]
     stopped = [method for method in methods if method.stopped is not None]
-    beside = [(each, batch_sizes[0]) for method in stopped for each in (rival, method)]
-    return [working, beside]
+    return [
+        _Block(rival.title, working, batch_sizes),
+        *(_Block(f"{rival.title}, {method.name}", [rival, method], batch_sizes[:1]) for method in stopped),
+    ]
 
 
-def _row(method: VllmMethod, rival: VllmMethod, batch_size: int, plain_answers: Sequence[VllmAnswer]) -> VllmRow:
+async def _run_in_turns(block: _Block, prompts: Sequence[Sequence[int]], plan: VllmPlan, advance: Advance) -> None:
+    advance("warming up", len(block.methods))
+    for method in block.methods:
+        method.forget()
+        await method.warm_up(prompts[0])
+        advance(method.name, None)
+    turns = [(method, size) for size in block.batch_sizes for method in block.methods]
+    advance("answering", plan.num_repeats * len(turns))
+    for _ in range(plan.num_repeats):
+        for method, size in turns:
+            await method.warm_up(prompts[0])  # after a pause, drafts of the hub take a moment to arrive
+            await method.run(prompts, plan.max_tokens, size)
+            advance(f"{method.name}, batch {size}", None)
+
+
+def _row(method: VllmMethod, rival: str, batch_size: int, plain_answers: Sequence[VllmAnswer]) -> VllmRow:
     parted = partings(plain_answers, method.answers[batch_size])
     return VllmRow(
         method=method.name,
         num_draft_tokens=method.num_draft_tokens,
-        rival=rival.title,
+        rival=rival,
         batch_size=batch_size,
         tokens_per_s=Spread.of(method.rates[batch_size]),
         acceptance_length=round(median(method.acceptance_lengths[batch_size]), 2),
@@ -188,7 +202,7 @@ def ratios_of(rows: Sequence[VllmRow]) -> dict[str, float]:
     """Speed ratios for each batch size, each between two servers that took turns.
 
     The hub's drafts over vLLM's own draft model at its best length, over plain decoding, and the cost of a silent
-    hub. Plain decoding has turns beside the hub and beside the silent one; its median is over both.
+    hub.
     """
     ratios = {}
     for size in dict.fromkeys(row.batch_size for row in rows):

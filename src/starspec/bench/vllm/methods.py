@@ -177,6 +177,12 @@ class VllmMethod:
         """The name, with the draft length if it drafts."""
         return f"{self.name}, K = {self.num_draft_tokens}" if self.num_draft_tokens else self.name
 
+    def forget(self) -> None:
+        """Drop the results so far."""
+        self.rates.clear()
+        self.acceptance_lengths.clear()
+        self.answers.clear()
+
     async def run(self, prompts: Sequence[Sequence[int]], num_tokens: int, batch_size: int) -> None:
         """Answer all prompts once. Raises: PeerLost if a request fails."""
         before = self.server.status()
