@@ -142,6 +142,31 @@ def test_a_spare_that_refuses_does_not_end_an_attempt_without_it() -> None:
     assert members.judge(0.3)
 
 
+def test_a_spare_that_breaks_off_while_it_is_probed_does_not_end_an_attempt_without_it() -> None:
+    members = broken()
+    members.hear(FIRST, stage(0, members.epoch), 0.2)
+    members.hear(SPARE, stage(1, members.epoch), 0.2)
+    members.hear(SPARE, Gap(members.epoch, 1, "its lease has ended"), 0.2)
+    members.hear(LAST, stage(1, members.epoch), 0.3)
+    assert members.judge(0.3)
+
+
+def test_nobody_is_blamed_for_a_stage_that_is_probed_in_vain_while_a_spare_has_its_place() -> None:
+    pipe = Pipe(("first", "last"), (stage(0, 1), stage(1, 1)), PipeEpoch(1), 9.0, TargetId("t"))
+    members = Membership(pipe, ["spare"], TIMES, 0.0)
+    members.hear(SPARE, stage(1, 1), 0.1)
+    members.hear(LAST, Broken(), 0.2)
+    members.due(0.2)
+    for now in (1.0, 1.1, 1.2):  # it is back, and asked for
+        members.hear(LAST, stage(1, members.epoch), now)
+        members.hear(LAST, Gap(members.epoch, 1, "no"), now)
+    members.hear(FIRST, stage(0, members.epoch), 1.3)
+    members.hear(SPARE, stage(1, members.epoch), 1.3)
+    assert members.judge(1.3)
+    assert members.chain == (FIRST, SPARE)
+    assert not members.members[FIRST].is_faulty(1.3)
+
+
 def test_a_stage_that_refuses_ends_the_attempt_and_says_why() -> None:
     members = broken()
     members.hear(LAST, Refused("full", "the stage belongs to target u"), 0.2)

@@ -269,17 +269,20 @@ class Membership:
         member.begin(message, self._times.seen_within_s, now)
 
     def _broke_off(self, index: int, gap: Gap, now: float) -> None:
-        """A member takes no part any more. If it did in the pipe, others may have sent it nonsense, or be gone."""
-        member, epoch = self.members[index], gap.pipe_epoch
+        """A member takes no part any more. If it did in the pipe, others may have sent it nonsense, or be gone.
+
+        One that is only probed ends nothing, and nobody is blamed for it: a probe during an attempt has its epoch.
+        """
+        member, attempt, epoch = self.members[index], self._attempt, gap.pipe_epoch
         is_attached = member.liveness is not None and member.what is not None and member.what.pipe_epoch == epoch
         if not (is_attached or self._breaks_attempt(index, gap)):
             return
         member.leave()
         what = f"stage {member.name} broke off: {gap.reason}"
-        if self._attempt is not None and self._attempt.epoch == epoch:
+        if attempt is not None and epoch == attempt.epoch and index in attempt.chain:
             self.blame([index], now)
             self._fail(what, now)
-        elif index in self.chain:
+        elif epoch == self.pipe_epoch and index in self.chain:
             self.lose(what, now, self._beside(index))
 
     def _breaks_attempt(self, index: int, gap: Gap) -> bool:
