@@ -49,7 +49,7 @@ class DoctorOptions:
         int | None,
         Option(
             "Stages to cut the target into, to see what --hidden-dtype int8 between them changes. This loads the "
-            "target once more.",
+            "target once more: a stage reads its own layers, and the whole target stays for the other measurements.",
             MEASURE,
             ("--stages",),
             least=2,
