@@ -88,22 +88,6 @@ def test_a_tree_that_cannot_be_grown_is_refused_in_one_sentence(values: dict, se
         SpeculativeConfig.from_mapping(values)
 
 
-@pytest.mark.parametrize(
-    ("values", "num_tokens"),
-    [
-        ({}, 80),
-        ({"disable_by_batch_size": 5}, 25),
-        ({"disable_by_batch_size": 1}, 16),
-        ({"num_speculative_tokens_per_batch_size": [[1, 4, 8], [5, 16, 0]]}, 36),
-        ({"num_speculative_tokens_per_batch_size": [[9, 16, 0]]}, 40),
-        ({"eagle_topk": 2, "num_draft_tokens": 7}, 112),
-    ],
-)
-def test_the_largest_round_is_known(values: dict, num_tokens: int) -> None:
-    config = SpeculativeConfig.from_mapping({"num_speculative_tokens": 4, "length": {"policy": "fixed"}, **values})
-    assert config.most_tokens(16) == num_tokens
-
-
 def test_a_requests_own_length_makes_a_tree_less_deep_and_a_chain_shorter() -> None:
     assert DraftBudget(12, 4, 3).with_steps(2) == DraftBudget(12, 2, 3)
     assert DraftBudget.chain(4, 0.5).with_steps(2) == DraftBudget.chain(2, 0.5)

@@ -24,7 +24,8 @@ class LateVerifier:
 
     def __init__(self, verifier: LocalVerifier, num_polls: int, depth: int, num_each: int = 1) -> None:
         self.runner, self.info, self.cache = verifier.runner, verifier.info, verifier.cache
-        self.depth, self.refusal, self.pipe = depth, verifier.refusal, verifier.pipe
+        self.max_tokens, self.refusal, self.pipe = verifier.max_tokens, verifier.refusal, verifier.pipe
+        self.depth = depth
         self.most_in_flight = 0
         self._num_each = num_each
         self._verifier = verifier

@@ -9,6 +9,7 @@ from starspec.policy.target_batch import (
     FixedBatches,
     PromptsFirst,
     ScheduleSnapshot,
+    longest_draft,
     passed_over,
 )
 
@@ -70,3 +71,17 @@ def test_rounds_wait_for_prompts_in_flight_where_they_wait_for_prompts() -> None
     for scheduler in (FixedBatches(), PromptsFirst(Continuous())):
         assert scheduler.choose(snapshot("a", prefilling="P", depth=2)).decode == ()
         assert scheduler.choose(snapshot("a", depth=2)).decode == (key("a"),)
+
+
+def test_the_longest_drafts_of_a_round_are_cut_until_all_its_windows_have_as_many_tokens_as_it_may_have() -> None:
+    for wanted, max_tokens, expected in [
+        ([3, 3, 3], 12, 3),
+        ([3, 3, 3], 11, 2),
+        ([64, 1, 0, 2], 20, 13),
+        ([64, 1, 0, 64], 20, 7),
+        ([64, 64], 2, 0),
+        ([0, 0], 2, 0),
+    ]:
+        longest = longest_draft(wanted, max_tokens)
+        assert longest == expected
+        assert sum(1 + min(each, longest) for each in wanted) <= max_tokens

@@ -37,6 +37,8 @@ class Target:
         num_spares: for the first stage, and for the second.
         depth: windows in flight; None = as measured.
         pipe: other stages, and spares behind them.
+        drafts: proposes for all sequences.
+        max_tokens: of one launch.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class Target:
         depth: int | None = 2,
         pipe_config: PipeConfig = NO_STAGES,
         pipe: MemoryPipe | None = None,
+        drafts: type[NgramDrafts] = NgramDrafts,
+        max_tokens: int | None = None,
     ) -> None:
         stages = [*toy_stages(NUM_STAGES), *toy_stages(NUM_STAGES)[:num_spares]]
         self.pipe = MemoryPipe(stages, lambda: delay_s) if pipe is None else pipe
@@ -57,20 +61,24 @@ class Target:
             self.pipe.runners[0].info,
             depth=depth,
             clock=self.pipe.clock,
+            max_tokens=max_tokens,
             spares=self.pipe.names[NUM_STAGES:],
             times=StageTimes(wait_s=WAIT_S),
         )
         stats, policy = TargetStats(), FixedLength(DraftBudget.chain(3))
-        drafts = NgramDrafts(policy, 1, 3, stats, self.pipe.clock)
+        source = drafts(policy, 1, 3, stats, self.pipe.clock)
         config = TargetConfig(prefill_chunk=5, pipe=pipe_config)
-        self.engine = TargetEngine(self.verifier, Words(), drafts, config, stats, self.pipe.clock)
+        self.engine = TargetEngine(self.verifier, Words(), source, config, stats, self.pipe.clock)
         self.lossless: list[bool] = []  # what answers say
         self.expected: dict[str, list[int]] = {}
         self.got: dict[str, list[int]] = {}
         self.ends: dict[str, Any] = {}
 
-    def submit(self, name: str, prompt: list[int], sampling: SamplingSpec, num: int) -> None:
-        self.engine.submit(RequestId(name), RequestSpec(prompt, sampling, max_tokens=num))
+    def submit(
+        self, name: str, prompt: list[int], sampling: SamplingSpec, num: int, num_draft_tokens: int | None = None
+    ) -> None:
+        spec = RequestSpec(prompt, sampling, max_tokens=num, num_draft_tokens=num_draft_tokens)
+        self.engine.submit(RequestId(name), spec)
         self.expected[name] = plain(NUM_STAGES, prompt, sampling, num)[len(prompt) :]
         self.got[name] = []
 

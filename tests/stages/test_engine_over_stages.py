@@ -6,10 +6,13 @@ import random
 from functools import partial
 
 import pytest
+from memory_pipe import MemoryPipe
 from target_over_stages import COUNTING, GREEDY, NUM_STAGES, PROMPT, WAIT_S, Target, begun, held
-from toy_stages import VOCAB
+from toy_stages import VOCAB, plain, toy_stages
 
-from starspec.config import PipeConfig
+from starspec.config import MAX_DRAFT_TOKENS, PipeConfig
+from starspec.engine.drafts import NgramDrafts
+from starspec.engine.sequence import TargetSequence
 from starspec.errors import CapacityError
 
 
@@ -64,6 +67,31 @@ def test_answers_say_that_hidden_states_in_eight_bits_are_not_exact(hidden_dtype
     target.submit("a", PROMPT, GREEDY, 6)
     target.run()
     assert target.lossless == [is_lossless]
+
+
+class MostlyTrueDrafts(NgramDrafts):
+    """Drafts of greedy answers, as long as they are wanted, with a wrong token now and then."""
+
+    def propose(self, sequence: TargetSequence, num_tokens: int) -> list[int]:
+        known = [*sequence.token_ids, *sequence.ahead]
+        truth = plain(NUM_STAGES, known, GREEDY, num_tokens)
+        return [(each + (at % 19 == 0)) % VOCAB for at, each in enumerate(truth) if at >= len(known)]
+
+
+@pytest.mark.parametrize(("num_requests", "depth"), [(8, 1), (8, 2), (2, 6)])
+def test_requests_for_long_drafts_make_no_round_that_is_more_than_a_stage_takes(
+    num_requests: int, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 40
+    monkeypatch.setattr("starspec.stages.worker.MAX_HIDDEN_BYTES", most * 8)
+    pipe = MemoryPipe(toy_stages(NUM_STAGES, num_rows=num_requests), lambda: 0.01)
+    target = Target(depth=depth, pipe=pipe, drafts=MostlyTrueDrafts, max_tokens=most)
+    for number in range(num_requests):
+        target.submit(f"r{number}", [number, *PROMPT], GREEDY, 50, num_draft_tokens=MAX_DRAFT_TOKENS)
+    target.run()
+    assert target.got == target.expected
+    assert target.verifier.num_losses == 0
+    assert target.engine.stats.acceptance.num_accepted_tokens > 40 * num_requests
 
 
 def test_a_slow_link_is_not_a_dead_stage() -> None:

@@ -20,6 +20,7 @@ from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.stages.attach import Pipe, attach
 from starspec.stages.coordinator import CHANGES_WAIT_S, RemoteVerifier
 from starspec.stages.frames import Frame
+from starspec.stages.inbox import MAX_QUEUED_BYTES
 from starspec.stages.worker import StageWorker
 from starspec.windows.window import Law, Window
 from starspec.wire.codec import Decoder, encode
@@ -46,6 +47,7 @@ from starspec.wire.messages import (
     WindowHead,
 )
 from starspec.wire.stage_session import StageState
+from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES
 
 GREEDY = Law(SamplingSpec(temperature=0.0), None, None)
 NUM_FRAMES = 100_000
@@ -74,6 +76,23 @@ def test_several_rounds_of_different_sequences_are_in_flight_at_once() -> None:
     assert verifier.num_in_flight == 3
     assert [driver.poll(1.0) for _ in sequences] == [1, 1, 1]
     assert pipe.now - started_s == pytest.approx(0.4)  # one traversal of three stages, and the answer
+
+
+def test_nothing_is_launched_while_a_stage_that_pauses_might_not_keep_it() -> None:
+    pipe = MemoryPipe(toy_stages(2), lambda: 0.1)
+    verifier = RemoteVerifier(
+        pipe, attached(pipe), pipe.runners[0].info, depth=4, clock=pipe.clock, max_tokens=2 * len(PROMPT)
+    )
+    driver = Driver(verifier, no_draft)
+    sequences = [driver.begin([*PROMPT, last], GREEDY, 5) for last in range(2)]
+    assert verifier.depth == 0, "more than half of what a stage takes at once is in flight"
+    while driver.poll(1.0):
+        pass
+    assert verifier.depth == 4
+    driver.launch(sequences)
+    assert verifier.depth == 4
+    a_chunk_more = (0.5 + 1.0) * MAX_HIDDEN_BYTES
+    assert a_chunk_more <= MAX_QUEUED_BYTES - a_chunk_more, "then it keeps a round, too"
 
 
 def test_an_abort_with_a_window_in_flight_saves_computing_it_and_frees_the_row() -> None:

@@ -167,21 +167,6 @@ class SpeculativeConfig:
             return given
         return DEPTHS[self.length.policy] if self.eagle_topk == 1 else TREE_DEPTH
 
-    def most_tokens(self, num_sequences: int) -> int:
-        """Of a round of at most so many sequences, drafts included. A request may ask for a longer draft."""
-        table = self.num_speculative_tokens_per_batch_size
-        ends = [num_sequences, self.disable_by_batch_size or 0]  # from one to the next, drafts are as long
-        ends += [end for first, last, _ in table for end in (first - 1, last)]
-        return max(end * (1 + self._draft_tokens_beside(end)) for end in ends if 1 <= end <= num_sequences)
-
-    def _draft_tokens_beside(self, num_sequences: int) -> int:
-        """Of one draft, at most, in a round of so many sequences."""
-        if self.disable_by_batch_size is not None and num_sequences > self.disable_by_batch_size:
-            return 0
-        rows = self.num_speculative_tokens_per_batch_size
-        given = next((num for first, last, num in rows if first <= num_sequences <= last), None)
-        return (self.budget if given is None else self.budget.with_steps(given)).num_draft_tokens
-
     @property
     def request_policies(self) -> dict[Policy, SpeculativeConfig]:
         """The length policies that fit these drafts, each with the config that has it. A request may ask for them."""

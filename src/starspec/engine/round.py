@@ -16,6 +16,7 @@ from starspec.grammars.matcher import FittedDraft
 from starspec.models.runner import Segment
 from starspec.policy.grammar_turns import GrammarTurns
 from starspec.policy.pipe_depth import Traversed
+from starspec.policy.target_batch import longest_draft
 from starspec.speculation.tree import DraftTree
 from starspec.stats import TargetStats
 from starspec.tracing import Tracer
@@ -83,7 +84,7 @@ class RoundRunner:
         if not found:
             return None
         batch = [each for each, _ in found]
-        proposals = [each.given_tree or self._stand(each, tree) for each, tree in found]
+        proposals = self._cut([each.given_tree or self._stand(each, tree) for each, tree in found])
         drafts = [self._fitted(each, proposal) for each, proposal in zip(batch, proposals, strict=True)]
         collected_s, moved_s = self.clock(), self.stats.batch.moved_s
         wanted = [each.length_choice for each in batch] if self.trace is not None else []
@@ -122,6 +123,16 @@ class RoundRunner:
         self.verifier.cache.commit(row, range(sequence.flights.stand_on(guess)))
         self.stats.num_ahead_windows += 1
         return tree.after([guess])
+
+    def _cut(self, trees: Sequence[DraftTree]) -> Sequence[DraftTree]:
+        """The trees, as far as one launch takes them. What is cut off is not verified, and counts as never proposed.
+
+        A target whose launches are bounded has no grammars, so nothing is added to these trees.
+        """
+        if self.verifier.max_tokens is None:
+            return trees
+        longest = longest_draft([each.num_draft_tokens for each in trees], self.verifier.max_tokens)
+        return [each if each.num_draft_tokens <= longest else each.restricted(range(longest)) for each in trees]
 
     def finish(self, launched: LaunchedRound, landed: Landed) -> list[tuple[TargetSequence, EngineOutput]]:
         """Commit what landed. Every sequence that has not ended meanwhile gains at least one token, or ends.

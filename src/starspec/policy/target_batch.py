@@ -1,8 +1,9 @@
-"""Which sequences a step admits, prefills and decodes: pure functions of a snapshot."""
+"""Which sequences a step admits, prefills and decodes, and how much of their drafts: pure functions."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple, Protocol
@@ -102,6 +103,22 @@ def next_group(snapshot: ScheduleSnapshot) -> tuple[RequestKey, ...]:
 
 def ready(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     return tuple(each for each in candidates if not each.is_in_flight)
+
+
+def longest_draft(wanted: Sequence[int], max_tokens: int) -> int:
+    """How long a draft may be in a round of these windows, so that they have at most so many tokens together.
+
+    Long drafts are cut before short ones: the last tokens of a long draft are the least likely to be accepted.
+
+    Args:
+        wanted: draft tokens of each window, which has its root besides.
+    """
+    room = max_tokens - len(wanted)
+    for num_left, num_tokens in zip(range(len(wanted), 0, -1), sorted(wanted), strict=True):
+        if num_left * num_tokens > room:
+            return max(0, room) // num_left
+        room -= num_tokens
+    return max(wanted, default=0)
 
 
 def passed_over(snapshot: ScheduleSnapshot, plan: StepPlan) -> tuple[list[RequestKey], list[RequestKey]]:

@@ -53,6 +53,7 @@ class _Launch(NamedTuple):
     number: int
     ticket: Ticket | None  # None: nothing but leases and frees
     rows: tuple[int, ...]
+    num_tokens: int
     asked: tuple[Asked, ...]
     launched_s: float
 
@@ -70,6 +71,7 @@ class RemoteVerifier:
         info: of the model.
         depth: as for Verifier; None = as many rounds as fill the pipe, as measured.
         clock: seconds.
+        max_tokens: as for Verifier.
         spares: names of processes that may take the place of a stage; the link counts them behind the stages.
         times: how long to wait.
         trace: records traversals, if given.
@@ -83,11 +85,13 @@ class RemoteVerifier:
         *,
         depth: int | None,
         clock: Callable[[], float],
+        max_tokens: int | None = None,
         spares: Sequence[str] = (),
         times: StageTimes = USUAL_TIMES,
         trace: Tracer | None = None,
     ) -> None:
         self.info = info
+        self.max_tokens = max_tokens
         self.cache = MirroredRows(pipe.num_rows, pipe.max_len, pipe.num_cache_bytes)
         self.num_losses = 0  # of the pipe
         self.traversals = PipeTimes(len(pipe.stages))
@@ -110,9 +114,14 @@ class RemoteVerifier:
 
     @property
     def depth(self) -> int:
-        if not self._members.is_up:
+        if not self._members.is_up or self._is_full:
             return 0
         return self.traversals.num_rounds if self._depth is None else self._depth
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether a stage that pauses might not keep a chunk and a round more than what is in flight (`inbox.py`)."""
+        return self.max_tokens is not None and sum(each.num_tokens for each in self._in_flight) > self.max_tokens // 2
 
     def num_windows(self, num_running: int, num_wanted: int) -> int:
         """As Verifier. A given depth is shared by the sequences."""
@@ -206,8 +215,8 @@ class RemoteVerifier:
     def _send(self, ticket: Ticket | None, heads: list[WindowHead], told: Judges, asked: tuple[Asked, ...]) -> None:
         self._send_retracted()
         self._launched_s = self._clock()
-        rows = tuple(each.row for each in heads)
-        launch = _Launch(next(self._numbers), ticket, rows, asked, self._launched_s)
+        rows, num_tokens = tuple(each.row for each in heads), sum(each.num_tokens for each in heads)
+        launch = _Launch(next(self._numbers), ticket, rows, num_tokens, asked, self._launched_s)
         traversal = Traversal(self._epoch, launch.number, self.cache.take_changes(), heads)
         if not self._in_flight:
             self._moved_s = self._landed_s = self._launched_s

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from starspec.config import MAX_DRAFT_TOKENS, ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import MAX_DRAFT_TOKENS, ModelConfig, TargetConfig
 from starspec.errors import ConfigError, PeerLost
 from starspec.ids import TargetId
 from starspec.models.loading.load import load_info
@@ -27,8 +27,8 @@ LEASE_S: Final = 10.0  # a stage whose target is silent for longer is free for a
 ATTACH_S: Final = 10.0  # that stages have to answer, at least
 POLL_S: Final = 0.25  # between looks at connections that are being made
 SLOW_S: Final = 3.0  # after which the log says what is waited for
-MAX_NUMBER_BYTES: Final = 4  # of a hidden state
-HALF_BYTES: Final = 2  # of one in 16 bits
+NUMBER_BYTES: Final = 4  # of a number in 32 bits
+HALF_BYTES: Final = 2
 
 log = structlog.get_logger()
 
@@ -46,7 +46,6 @@ def open_stages(
     waiting: Waiting,
     clock: Callable[[], float] = time.monotonic,
     *,
-    speculative: SpeculativeConfig | None = None,
     trace: Tracer | None = None,
 ) -> OpenedStages:
     """Connect to the stages of a target, and check that together they are its model.
@@ -54,12 +53,11 @@ def open_stages(
     Args:
         model: which model, and how its stages run it.
         waiting: what else ends a wait for stages; they are added to it.
-        speculative: how long drafts are; None = it is not known.
         trace: as RemoteVerifier.
     Raises: ConfigError if a stage refuses, cannot be connected, or does not fit; PeerLost if one does not answer.
     """
     info, pipe_config = load_info(model), config.pipe
-    check_size(info, model, config, speculative)
+    max_tokens = check_size(info, model, config)
     keys = load_keys(config.keys, "target")
     link = ZmqPipe(pipe_config.stages, keys, config.insecure, pipe_config.silence_s, waiting, spares=pipe_config.spares)
     try:
@@ -92,6 +90,7 @@ def open_stages(
         seen,
         depth=pipe_config.depth,
         clock=clock,
+        max_tokens=max_tokens,
         spares=pipe_config.spares,
         times=times,
         trace=trace,
@@ -127,21 +126,18 @@ def check_model(pipe: Pipe, info: ModelInfo, model: ModelConfig) -> None:
             )
 
 
-def check_size(info: ModelInfo, model: ModelConfig, config: TargetConfig, drafts: SpeculativeConfig | None) -> None:
-    """Raises: ConfigError if a chunk or a round has more hidden states than a stage takes at once."""
-    most = MAX_HIDDEN_BYTES // (MAX_NUMBER_BYTES * max(1, info.hidden_size))
-    if config.prefill_chunk > most:
-        raise ConfigError(
-            f"--prefill-chunk must be at most {most} for stages of this model, got {config.prefill_chunk}"
-        )
-    number_bytes = MAX_NUMBER_BYTES if model.dtype == "float32" else HALF_BYTES
+def check_size(info: ModelInfo, model: ModelConfig, config: TargetConfig) -> int:
+    """Check that a chunk, or a round without drafts, has no more hidden states than a stage takes at once.
+
+    Returns: tokens whose hidden states a stage takes. Drafts of a round are cut to that (`engine/round.py`).
+    Raises: ConfigError if it has more.
+    """
+    number_bytes = NUMBER_BYTES if model.dtype == "float32" else HALF_BYTES
     most = MAX_HIDDEN_BYTES // (number_bytes * max(1, info.hidden_size))
-    num_tokens = config.max_num_seqs if drafts is None else drafts.most_tokens(config.max_num_seqs)
-    if num_tokens > most:
-        raise ConfigError(
-            f"a round may have {num_tokens} tokens, drafts included, and stages of this model take {most} at once: "
-            "lower --max-num-seqs, or num_speculative_tokens"
-        )
+    for option, num_tokens in (("--prefill-chunk", config.prefill_chunk), ("--max-num-seqs", config.max_num_seqs)):
+        if num_tokens > most:
+            raise ConfigError(f"{option} must be at most {most} for stages of this model, got {num_tokens}")
+    return most
 
 
 def _connect(link: ZmqPipe, timeout_s: float, clock: Callable[[], float]) -> None:

@@ -22,6 +22,7 @@ class LocalVerifier:
         judge: what turns logits into verdicts; a measurement may look at both.
     """
 
+    max_tokens: int | None = None
     depth = 1
     refusal: str | None = None
     pipe = None

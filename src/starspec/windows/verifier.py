@@ -52,6 +52,11 @@ class Verifier(Protocol):
     def cache(self) -> KVCache: ...
 
     @property
+    def max_tokens(self) -> int | None:
+        """Of all windows of one launch; None = any number."""
+        ...
+
+    @property
     def depth(self) -> int:
         """How many rounds are worth having in flight; beside them there may be a few chunks of prompts.
 
@@ -82,7 +87,8 @@ class Verifier(Protocol):
         """Send windows off together.
 
         Args:
-            windows: of different rows. Either all have judges, or there is one, and it is a chunk of a prompt.
+            windows: of different rows. Either all have judges, or there is one, and it is a chunk of a prompt. All
+                together have at most `max_tokens`.
             feature_layers: as for `BatchRunner.forward`.
         Raises: as `BatchRunner.forward`; then nothing is in flight.
         """
