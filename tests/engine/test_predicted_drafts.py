@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from toy import VOCAB_SIZE, WordTokenizer, next_of
-from toy_hub import CHAINS_OF_FOUR, SlowRunner, ToyHub, VirtualClock
+from toy_hub import CHAINS_OF_FOUR, STEP_S, SlowRunner, ToyHub, VirtualClock
 
 from starspec.config import LengthConfig, ModelConfig, SpeculativeConfig, TargetConfig
 from starspec.engine.drafts import DraftsForSome, NoDrafts
@@ -15,15 +17,16 @@ from starspec.engine.engine import TargetEngine
 from starspec.engine.predicted_drafts import MAX_STEPS, with_predictions
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.errors import RequestError
-from starspec.ids import RequestId
+from starspec.ids import LOCAL, LinkId, RequestId
 from starspec.models.loading.load import load_runner
 from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat
 from starspec.policy.length.fixed import InSmallBatches
 from starspec.policy.length.snapshot import LengthPolicy
+from starspec.policy.plain_speed import MIN_ROUNDS
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import RequestStats, TargetStats
 from starspec.windows.local import LocalVerifier
-from starspec.wire.messages import EngineOutput, RequestSpec
+from starspec.wire.messages import PROTOCOL_VERSION, EngineOutput, RequestSpec, Welcome
 
 PROMPT = [3, 1, 4, 1, 5]
 NUM_TOKENS = 60
@@ -56,14 +59,17 @@ class Bench:
         self.clock = VirtualClock()
         self.hub = ToyHub(self.clock)
         self.stats = TargetStats()
-        others = others or RemoteDrafts(self.hub, hub_policy, self.stats, self.clock)
-        drafts = with_predictions(others, speculative, 4, self.stats, self.clock)
-        self.runner = SlowRunner(self.clock)
+        self.by_hub = RemoteDrafts(self.hub, hub_policy, self.stats, self.clock)
+        drafts = with_predictions(others or self.by_hub, speculative, 4, self.stats, self.clock)
+        self.runner = self.make_runner()
         config = TargetConfig()
         verifier = LocalVerifier(self.runner)
         self.engine = TargetEngine(verifier, WordTokenizer(), drafts, config, self.stats, self.clock)
         self.tokens: dict[str, list[int]] = {}
         self.request_stats: dict[str, RequestStats] = {}
+
+    def make_runner(self) -> SlowRunner:
+        return SlowRunner(self.clock)
 
     def submit(self, name: str, prompt: list[int], prediction: list[int] | None = None, **given: int | None) -> None:
         spec = RequestSpec(prompt, SamplingSpec(temperature=0.0), max_tokens=NUM_TOKENS, prediction=prediction, **given)
@@ -171,6 +177,73 @@ def test_a_hub_drafts_only_while_the_whole_round_is_small_enough(num_predicted: 
     bench.finish()
     assert bench.tokens["other"] == truth([1, 2, 3])
     assert bench.hub.num_opens == 1
+
+
+class ByTokens(SlowRunner):
+    """Each token makes a forward longer."""
+
+    def forward(self, segments: Sequence[Any], feature_layers: Sequence[int] = ()) -> Any:
+        self.clock.now += TOKEN_S * sum(len(each.token_ids) for each in segments)
+        return super().forward(segments, feature_layers)
+
+
+class DearBench(Bench):
+    """Drafts from predictions make a round several times as long."""
+
+    def make_runner(self) -> SlowRunner:
+        return ByTokens(self.clock)
+
+    def submit_absent(self, *names: str) -> None:
+        """Of those that have ended, begin these again. Those whose names begin with "p" are predicted."""
+        for name in names:
+            if name not in self.engine.requests_of(LOCAL):
+                prompt = [ord(name[-1]) % VOCAB_SIZE, len(self.tokens.get(name, ())) % VOCAB_SIZE, *PROMPT]
+                self.submit(name, prompt, truth(prompt) if name.startswith("p") else None)
+
+
+TOKEN_S = 0.001
+
+
+def plain_speed(num_sequences: int) -> float:
+    """Of one sequence, in tokens a second."""
+    return 1.0 / (STEP_S + num_sequences * TOKEN_S)
+
+
+def test_a_round_in_which_a_prediction_is_verified_is_not_taken_for_a_plain_one() -> None:
+    bench = DearBench()
+    bench.submit("other", [1, 2, 3], num_draft_tokens=0)
+    for number in range(8):
+        bench.submit(f"predicted {number}", [number, *PROMPT], truth([number, *PROMPT]))
+        while f"predicted {number}" not in bench.request_stats:
+            bench.step()
+    assert bench.stats.plain_tokens_per_s == pytest.approx(plain_speed(1))
+
+
+def test_a_hub_that_pays_is_not_charged_with_the_verification_of_predictions() -> None:
+    bench = DearBench()
+    bench.submit("plain", PROMPT, num_draft_tokens=0)
+    bench.finish()
+    bench.hub.share_wrong = 0.2
+    end_s = bench.clock.now + 30.0
+    while bench.clock.now < end_s:
+        bench.submit_absent("p0", "p1", "other")
+        bench.step()
+    account = bench.by_hub._cost.account
+    assert account is not None
+    assert account.num_rests == 0
+
+
+def test_the_speed_without_drafts_is_measured_in_rounds_in_which_nobody_has_one() -> None:
+    bench, known = DearBench(), list[float]()
+    bench.hub.welcome = Welcome(PROTOCOL_VERSION, LinkId("l"), 1, "toy", 64, 10.0, is_plain_speed_wanted=True)
+    bench.submit_absent("p0", "p1", "other")
+    while bench.engine.has_work:
+        bench.step()
+        known.append(bench.stats.plain_tokens_per_s)
+    slowest = min(filter(None, known))
+    assert plain_speed(3) <= slowest * 1.001 < plain_speed(1)
+    for name in ("p0", "p1"):
+        assert bench.request_stats[name].acceptance.num_forwards <= 2 + 2 * MIN_ROUNDS
 
 
 def test_a_prediction_of_other_tokens_than_the_targets_is_refused() -> None:

@@ -31,6 +31,8 @@ class RoundTimes(NamedTuple):
     traversal_s: float  # from its launch until it landed: a sequence gets its tokens so late
     occupancy_s: float  # its share of that time: other rounds were in flight, too
     num_tokens: int  # of its forward, with those of drafts
+    num_sequences: int  # whose tokens it has committed, whoever drafted for them ...
+    num_draft_tokens: int  # ... and their drafts' tokens
     took: Traversed | None = None  # its traversal, if there are stages
     num_running: int = 1  # sequences that share them
     is_ahead: bool = False  # other windows could stand on its windows
@@ -122,6 +124,13 @@ class Drafts(Protocol):
 class DraftsForSome(Drafts, Protocol):
     """A source that may draft for some sequences of a batch, while another one drafts for the rest."""
 
+    def collect_beside(self, batch: Sequence[TargetSequence], num_sequences: int) -> list[DraftTree] | None:
+        """As `collect`, for a round that also has so many sequences of the other source.
+
+        Returns: None if nobody in the round is to have a draft, since what a plain round takes is measured.
+        """
+        ...
+
     def note_beside(self, num_sequences: int) -> None:
         """The other source has so many sequences. They are in the next rounds, too: lengths follow the whole round."""
 
@@ -178,6 +187,10 @@ class NoDrafts:
 
     def note_beside(self, num_sequences: int) -> None:
         """As DraftsForSome."""
+
+    def collect_beside(self, batch: Sequence[TargetSequence], num_sequences: int) -> list[DraftTree]:  # noqa: ARG002
+        """As DraftsForSome."""
+        return self.collect(batch)
 
 
 class StepsOfWindows:

@@ -15,7 +15,7 @@ from starspec.ids import RequestKey
 from starspec.policy.length.make import make_policy
 from starspec.speculation.acceptance import AcceptanceRule
 from starspec.speculation.prediction import PredictedText
-from starspec.speculation.tree import DraftTree
+from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.stats import HubState, TargetStats
 
 MAX_STEPS: Final = 32  # of a draft: a prediction mostly holds for lines, and drafting from it costs nothing
@@ -116,10 +116,13 @@ class PredictedDrafts:
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
         parts = _split(batch)
-        predicted = iter(self._predicted.draft(parts.predicted, len(batch)))
-        others = iter(self._others.collect(parts.others) if parts.others else [])
         if not parts.others:
             self._others.poll()  # a source that is asked for nothing must keep its connection, too
+            return self._predicted.draft(parts.predicted, len(batch))
+        found = self._others.collect_beside(parts.others, len(parts.predicted))
+        if found is None:
+            return [EMPTY_TREE] * len(batch)
+        predicted, others = iter(self._predicted.draft(parts.predicted, len(batch))), iter(found)
         return [next(predicted if _is_predicted(each) else others) for each in batch]
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import structlog
 from torch import Tensor
@@ -81,7 +82,7 @@ class RemoteDrafts:
         self._round: Round | None = None  # the drafts that this round waited for; None = they show no usual cost
         self._drafted = StepsOfWindows()  # 0 = no draft of the hub
         self._lengths: list[int] = []  # tokens of the hub's drafts that were collected last
-        self._gain = RoundGain(0, has_drafts=False)  # of the round that was reported last
+        self._by_hub = _ByHub(0, 0)  # of the round that was reported last
 
     @property
     def is_connected(self) -> bool:
@@ -118,23 +119,28 @@ class RemoteDrafts:
             self._tags.add_prompt_features(sequence, start, features)
 
     def collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
+        return self.collect_beside(batch, 0) or [EMPTY_TREE] * len(batch)
+
+    def collect_beside(self, batch: Sequence[TargetSequence], num_sequences: int) -> list[DraftTree] | None:
+        """As DraftsForSome."""
         with self._charging:
-            trees = self._collect(batch)
+            trees = self._collect(batch, len(batch) + num_sequences)
         self._weigh()
         return trees
 
-    def _collect(self, batch: Sequence[TargetSequence]) -> list[DraftTree]:
+    def _collect(self, batch: Sequence[TargetSequence], num_in_round: int) -> list[DraftTree] | None:
+        """None: the round is plain, to be measured."""
         held = [self._at_hub.by_request.get(sequence.key) for sequence in batch]
         for at_hub in filter(None, held):
             at_hub.stop_if_undraftable()
         asked = [at_hub.tag for at_hub in held if at_hub is not None and at_hub.tag.is_awaited]
         self._round, is_prefilling = None, self._hub.is_prefilling
         self._poll()
-        if not any(each.flights for each in batch) and self._is_plain_round_due(len(batch)):
+        if not any(each.flights for each in batch) and self._is_plain_round_due(num_in_round):
             for sequence in batch:
                 self._drafted.launch(sequence, 0)
             self._lengths = []
-            return [EMPTY_TREE] * len(batch)
+            return None
         waited = self._hub.wait(asked)
         self._stats.num_late_rounds += bool(waited.late)
         self._round = None if is_prefilling else waited.round
@@ -156,7 +162,7 @@ class RemoteDrafts:
 
     def report(self, batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput]) -> None:
         drafted = {each.key: self._drafted.land(each) or 0 for each in batch}
-        self._gain = _gain_of(batch, emitted, drafted)
+        self._by_hub = _by_hub(batch, emitted, drafted)
         with self._charging:
             self._tags.report(batch, emitted, drafted)
         if self._fallback is not None:
@@ -200,11 +206,11 @@ class RemoteDrafts:
         self._deadline.note_round(times.round_s, times.traversal_s)
         self._tags.lengths.end_round(times.num_tokens, times.traversal_s)
         self._tags.lengths.plan_windows(times.took, times.occupancy_s, times.num_running, is_ahead=times.is_ahead)
-        now, account = self._clock(), self._cost.account
-        if self._cost.end_round(times.occupancy_s, self._gain, now) and account is not None:
+        now, account, gain = self._clock(), self._cost.account, self._by_hub.gain_of(times)
+        if self._cost.end_round(times.occupancy_s, gain, now) and account is not None:
             event = "the hub takes more time than its drafts save; it is asked for none for a while"
             self._log_limit.log(log.warning, event, seconds=round(account.rest_s(now), 1))
-        self._stats.plain_tokens_per_s = self._cost.plain_tokens_per_s(self._gain.num_sequences)
+        self._stats.plain_tokens_per_s = self._cost.plain_tokens_per_s(gain.num_sequences)
         self._hub.note_plain_speed(self._stats.plain_tokens_per_s)
 
     def poll(self) -> None:
@@ -228,15 +234,26 @@ class RemoteDrafts:
         )
 
 
-def _gain_of(
+class _ByHub(NamedTuple):
+    """What a round had of the hub."""
+
+    num_draft_tokens: int
+    num_gained: int  # tokens
+
+    def gain_of(self, times: RoundTimes) -> RoundGain:
+        """It counts all sequences of the round: its forward verifies drafts of others, too, and they share its time."""
+        return RoundGain(
+            times.num_sequences,
+            has_drafts=times.num_draft_tokens > 0,
+            drafted_share=self.num_draft_tokens / max(1, times.num_draft_tokens),
+            num_gained=self.num_gained / max(1, times.num_sequences),
+        )
+
+
+def _by_hub(
     batch: Sequence[TargetSequence], emitted: Sequence[RoundOutput], drafted: Mapping[RequestKey, int]
-) -> RoundGain:
-    """What the round that is reported had of the hub. Others may have begun since."""
-    by_hub = [added for each, added in zip(batch, emitted, strict=True) if drafted[each.key]]
-    num_draft_tokens = sum(each.num_draft_tokens for each in emitted)
-    return RoundGain(
-        len(batch),
-        has_drafts=num_draft_tokens > 0,
-        drafted_share=sum(each.num_draft_tokens for each in by_hub) / max(1, num_draft_tokens),
-        num_gained=sum(len(each.token_ids) - 1 - each.num_forced for each in by_hub) / max(1, len(batch)),
-    )
+) -> _ByHub:
+    """Of the round that is reported. Others may have begun since."""
+    added = [added for each, added in zip(batch, emitted, strict=True) if drafted[each.key]]
+    num_gained = sum(len(each.token_ids) - 1 - each.num_forced for each in added)
+    return _ByHub(sum(each.num_draft_tokens for each in added), num_gained)

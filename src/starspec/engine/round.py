@@ -157,7 +157,7 @@ class RoundRunner:
         reported_s = self.clock()
         outputs = [(each, each.output(added)) for each, added in zip(batch, round_outputs, strict=True)]
         ended_s, report_s = self.clock(), reported_s - verified_s
-        self._record_times(launched, landed.took, verified_s)
+        self._record_times(launched, round_outputs, landed.took, verified_s)
         self._trace_lengths(launched, verified_s)
         waited_s = launched.collected_s - launched.started_s
         self._record_batch(launched, waited_s + report_s, ended_s - launched.collected_s - report_s)
@@ -214,7 +214,9 @@ class RoundRunner:
         elif added.num_right is not None and sequence.state is SequenceState.RUNNING:
             cache.truncate(row, len(sequence.token_ids) - 1)  # the next window stood on what was refused
 
-    def _record_times(self, launched: LaunchedRound, took: Traversed | None, verified_s: float) -> None:
+    def _record_times(
+        self, launched: LaunchedRound, added: Sequence[RoundOutput], took: Traversed | None, verified_s: float
+    ) -> None:
         started_s, collected_s = launched.started_s, launched.collected_s
         self.stats.num_rounds += 1
         self.stats.wait.add(collected_s - started_s)
@@ -225,9 +227,18 @@ class RoundRunner:
         occupancy_s = traversal_s / (launched.num_others + 1)
         cache, is_ahead = self.verifier.cache, any(each.is_presumed for each in launched.flights)
         num_running = cache.num_rows - cache.num_free_rows
-        self.drafts.note_round(
-            RoundTimes(verified_s - started_s, traversal_s, occupancy_s, num_tokens, took, num_running, is_ahead)
+        times = RoundTimes(
+            round_s=verified_s - started_s,
+            traversal_s=traversal_s,
+            occupancy_s=occupancy_s,
+            num_tokens=num_tokens,
+            num_sequences=len(added),
+            num_draft_tokens=sum(each.num_draft_tokens for each in added),
+            took=took,
+            num_running=num_running,
+            is_ahead=is_ahead,
         )
+        self.drafts.note_round(times)
         if self.trace is not None:
             self.trace.slice("wire", "wait", started_s, collected_s)
 
