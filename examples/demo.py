@@ -129,9 +129,9 @@ async def fresh_counts(watch: StatusWatch) -> tuple[int, int, list[int]]:
 class Screen:
     """The star's table above the answers as they grow; on no terminal, a line for each answer."""
 
-    def __init__(self, watch: StatusWatch, names: Sequence[str]) -> None:
+    def __init__(self, watch: StatusWatch, targets: Sequence[str]) -> None:
         self._watch = watch
-        self._states = dict.fromkeys(names, "starting")
+        self._states = dict.fromkeys(targets, "starting"), "starting"
         self._console = Console(highlight=False)
 
     @asynccontextmanager
@@ -154,7 +154,7 @@ class Screen:
                 live.update(Group(self._star(how), _answers_table(answers)), refresh=True)
 
     def _star(self, how: str) -> Table:
-        return star_table(self._watch.snapshot, self._states, f"{len(PROMPTS)} prompts, answered {how}")
+        return star_table(self._watch.snapshot, f"{len(PROMPTS)} prompts, answered {how}", *self._states)
 
     async def _tell(self, answers: Sequence[Answer], how: str) -> None:
         told = 0
@@ -166,7 +166,7 @@ class Screen:
             for answer in done[told:]:
                 print(f"{how}: {len(answer.token_ids):3d} tokens for: {answer.prompt}", flush=True)
             if done[told:]:
-                print(f"    {star_line(self._watch.snapshot, self._states)}", flush=True)
+                print(f"    {star_line(self._watch.snapshot, *self._states)}", flush=True)
             told = len(done)
             await asyncio.sleep(1.0)
 
@@ -204,9 +204,9 @@ def lengths_line(num_by_length: Sequence[int]) -> str:
 
 async def converse(addresses: dict[str, str], started_s: float, max_tokens: int) -> bool:
     """Both passes. Returns: whether all answers were identical."""
-    targets = [address for name, address in addresses.items() if name.startswith("target")]
-    watch = StatusWatch(targets, addresses["hub"])
-    screen = Screen(watch, [name for name in addresses if name != "gateway"])
+    targets = {name: address for name, address in addresses.items() if name.startswith("target")}
+    watch = StatusWatch(list(targets.values()), addresses["hub"])
+    screen = Screen(watch, list(targets))
     client = AsyncOpenAI(base_url=f"{addresses['gateway']}/v1", api_key="none", max_retries=0)
     try:
         model = (await client.models.list()).data[0].id

@@ -6,9 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from starspec.cli.display import LineDisplay, TableDisplay
+import structlog
+
+from starspec.cli.display import LineDisplay, TableDisplay, states_of
+from starspec.cli.process import log_to_stderr
+from starspec.ids import TargetId
+from starspec.observe.metrics import StatusSnapshot
+from starspec.stats import PipeStats, StageStats, TargetStats
 from starspec.supervise.child import ChildSpec, ChildState
 from starspec.supervise.supervisor import ChildView
+from starspec.wire.messages import TargetStatus
 
 SPEAKER = """
 import sys
@@ -69,3 +76,50 @@ def test_a_stage_of_loading_is_one_line_however_far_it_comes(capsys) -> None:
         "target-0 | loading x: reading x, 10%",
         "target-0 | loading x: packing x, 0%",
     ]
+
+
+def test_what_a_process_prints_commands_no_terminal(capsys) -> None:
+    """A process may have read it from a network: a traceback quotes what was sent."""
+    display = LineDisplay()
+    display.show_line("hub", "killed\x1b[2J")
+    display.show_log("hub", "a\tb\x9b1J")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("hub      | killed\\x1b[2J\n", "hub      | a\tb\\x9b1J\n")
+
+
+def test_a_start_is_shown_as_it_is_told_and_not_as_markup(capsys) -> None:
+    view = ChildView(ChildSpec(name="hub", command=()), ChildState.STARTING, detail="loading [/x] a\x1b[2J")
+    with TableDisplay() as display:
+        display.show_start([view])
+    assert r"hub loading [/x] a\x1b[2J" in capsys.readouterr().out
+
+
+def test_a_stage_has_a_row_of_its_own_until_its_target_tells_of_it() -> None:
+    names = ("hub", "target-0", "target-0-stage-0", "target-0-stage-1", "gateway")
+    views = [ChildView(ChildSpec(name=name, command=()), ChildState.READY) for name in names]
+    status = TargetStatus(
+        target_id=TargetId("target-0"),
+        model="toy",
+        max_model_len=128,
+        num_running=0,
+        num_waiting=0,
+        num_rows=8,
+        num_free_rows=8,
+        is_draft_connected=True,
+        stats=TargetStats(pipe=PipeStats(stages=[StageStats(endpoint="a", layers="0:15", index=0)])),
+    )
+    assert states_of(views, StatusSnapshot()) == (dict.fromkeys(names[1:4], "ready"), "ready")
+    assert states_of(views, StatusSnapshot((status,))).targets == {"target-0": "ready", "target-0-stage-1": "ready"}
+    assert states_of(views[1:], StatusSnapshot()).hub is None
+
+
+def test_what_is_logged_commands_no_terminal(capsys) -> None:
+    """Names and reasons come from clients and peers, and a traceback quotes them."""
+    log_to_stderr("info")
+    try:
+        structlog.get_logger().info("a peer\x1b[2J", name="a\x9b1J", number=3, exc_info=ValueError("b\x1b[2J"))
+    finally:
+        structlog.reset_defaults()
+    line, *_, last = capsys.readouterr().err.splitlines()
+    assert line.split()[3:] == ["a", r"peer\x1b[2J", r"name=a\x9b1J", "number=3"]
+    assert last == r"ValueError: b\x1b[2J"

@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace as replaced
 
 from starspec.ids import TargetId
 from starspec.observe.view import EventView, HubView, StarView, TargetView
-from starspec.stats import AcceptanceStats, TargetStats
-from starspec.wire.messages import TargetStatus
+from starspec.stats import AcceptanceStats, HubStats, PipeStats, StageStats, TargetStats
+from starspec.wire.messages import HubStatus, TargetStatus
 
 STATUS = TargetStatus(
     target_id=TargetId("left"),
@@ -53,11 +54,16 @@ METRICS = {
     },
 }
 
+HOSTILE = "a\x1b[2J\x9b\r\ud800"
+ESCAPED = r"a\x1b[2J\x9b\r\ud800"
+
 
 class Gateway:
     """Answers with one view, and each chat with the words of its last message, in reverse."""
 
     def __init__(self) -> None:
+        self.view = VIEW
+        self.usage: dict[str, Any] = {"completion_tokens": 9}
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.choices: list[dict[str, Any]] = []  # of the next answers, in place of the words
@@ -66,7 +72,7 @@ class Gateway:
 
     def stream(self, path: str, body: bytes) -> Iterator[bytes]:
         if path == "/dashboard/events":
-            yield msgspec.json.encode(VIEW)
+            yield msgspec.json.encode(self.view)
             return
         self.bodies.append(asked := json.loads(body))
         words = [{"delta": {"content": f"{each} "}} for each in reversed(asked["messages"][-1]["content"].split())]
@@ -76,7 +82,7 @@ class Gateway:
             yield json.dumps({"error": self.error}).encode()
             return
         metrics = METRICS if asked["speculative"] else {"tokens_per_second": 6.0, "speculative_decoding": {}}
-        yield json.dumps({"choices": [], "usage": {"completion_tokens": 9}, "metrics": metrics}).encode()
+        yield json.dumps({"choices": [], "usage": self.usage, "metrics": metrics}).encode()
         yield b"[DONE]"
 
 
@@ -130,6 +136,47 @@ def test_top_in_a_pipe_prints_lines_until_the_gateway_stops(gateway: Any, starsp
     assert outcome.out.startswith("left at tcp://a:1: 0.0 tokens/s, acceptance length 3.50")
     assert "| left at tcp://b:1: 0.0 tokens/s, acceptance length 3.50" in outcome.out
     assert (outcome.code, outcome.err) == (1, f"starspec: the gateway at {url} has stopped\n")
+
+
+def test_top_tells_a_target_that_is_named_as_the_hub_from_the_hub(gateway: Any, starspec: Callable[..., Any]) -> None:
+    canned, url = gateway
+    canned.view = replaced(VIEW, targets=[replaced(VIEW.targets[2], name=name) for name in ("hub", "gateway")])
+    lines = starspec("top", url, "--once").out.splitlines()
+    for name in ("hub", "gateway"):
+        assert any(line.startswith(f"│ {name}") and "silent" in line for line in lines)
+    assert [line.rstrip() for line in lines if line.startswith("hub")] == ["hub    lost"]
+
+
+@pytest.mark.parametrize("options", [("--once",), ()])
+def test_what_top_reads_commands_no_terminal(
+    gateway: Any, starspec: Callable[..., Any], options: tuple[str, ...]
+) -> None:
+    canned, url = gateway
+    target, hostile = VIEW.targets[0], "[/]a\x1b[2J\x9b\r"
+    stats = TargetStats(pipe=PipeStats(stages=[StageStats(endpoint="a", layers=hostile, index=0)]))
+    canned.view = replaced(
+        VIEW,
+        models=[hostile],
+        targets=[
+            replaced(target, name=hostile, status=replaced(STATUS, stats=stats, is_draft_connected=False)),
+            TargetView(name=f"b{hostile}", state=hostile, for_s=1.0),
+        ],
+        hubs=[HubView(name=hostile, state=hostile, for_s=1.0, status=HubStatus(hostile, HubStats()))],
+        events=[EventView(time_s=7.0, kind=hostile, text=hostile)],
+    )
+    outcome = starspec("top", url, *options)
+    assert outcome.out.replace("\n", "").isprintable()
+    shown = "".join(outcome.out.split())
+    assert shown.count(r"[/]a\x1b[2J\x9b\r") >= 3
+
+
+@pytest.mark.parametrize("command", ["top", "chat"])
+def test_why_a_gateway_refuses_commands_no_terminal(gateway: Any, starspec: Callable[..., Any], command: str) -> None:
+    canned, url = gateway
+    error = json.dumps({"error": {"message": HOSTILE}}).encode()
+    canned.pages = dict.fromkeys(("/v1/models", "/dashboard/events"), error)
+    outcome = starspec(command, url, "--api-key", "wrong")
+    assert outcome.err == f"starspec: the gateway refuses: {ESCAPED}\n"
 
 
 @pytest.mark.parametrize("command", ["top", "chat"])
@@ -257,10 +304,6 @@ def test_a_chat_shows_reasoning_and_keeps_it_for_the_template(
     assert canned.bodies[1]["messages"][1] == said
 
 
-HOSTILE = "a\x1b[2J\x9b\r\ud800"
-ESCAPED = r"a\x1b[2J\x9b\r\ud800"
-
-
 def test_what_a_model_says_commands_no_terminal_wherever_it_is_cut(
     gateway: Any, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +312,14 @@ def test_what_a_model_says_commands_no_terminal_wherever_it_is_cut(
     canned.error = {"message": HOSTILE}
     out = chatted(url, starspec, monkeypatch, "hello")
     assert out == f"<think>\n{ESCAPED}\n</think>\n{ESCAPED}\n  {ESCAPED}\n"
+
+
+def test_the_statistics_of_an_answer_command_no_terminal(
+    gateway: Any, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canned, url = gateway
+    canned.usage = {"completion_tokens": HOSTILE}
+    assert f"  {ESCAPED} tokens, 12.3 tokens/s" in chatted(url, starspec, monkeypatch, "hello")
 
 
 def test_separators_of_lines_and_paragraphs_do_not_cut_an_answer_short(

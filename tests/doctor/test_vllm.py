@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from starspec.cli import run
 from starspec.doctor.vllm import check_vllm
 from starspec.errors import ConfigError
 from starspec.harness.vllm_client import status_of, vllm_status
@@ -74,6 +75,14 @@ def test_drafts_that_are_missing_or_wrong_are_noted(metrics: str, sentence: str)
 
 def test_a_version_outside_the_tested_range_is_fatal() -> None:
     assert check_vllm(status_of("0.30.1", (), ""))[0].severity == "fatal"
+
+
+def test_names_of_a_server_are_shown_as_they_are_and_command_no_terminal(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(PAGES, "/v1/models", json.dumps({"data": [{"id": "[/]a\x1b[2J"}, {"id": "[red]b"}]}))
+    assert run(["doctor", "--vllm", url]) == 0
+    assert "ok model: [/]a\\x1b[2J, [red]b\n" in capsys.readouterr().out
 
 
 def test_nobody_and_somebody_else_are_said_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from starspec.ids import TargetId
 from starspec.observe.metrics import StatusSnapshot
-from starspec.observe.table import star_line, star_table
+from starspec.observe.table import names_of_stages, star_line, star_table
 from starspec.stats import AcceptanceStats, HubStats, LengthStats, Mean, PipeStats, StageStats, TargetStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
@@ -44,12 +44,12 @@ HUB = HubStatus(
         num_tags=5,
     ),
 )
-STATES = {"hub": "starting", "target-0": "ready", "target-1": "waiting to restart", "gateway": "ready"}
+TARGETS = {"target-0": "ready", "target-1": "waiting to restart"}
 
 
 def shown(snapshot: StatusSnapshot, width: int = 140) -> str:
     out = StringIO()
-    Console(file=out, width=width).print(star_table(snapshot, STATES, "star"))
+    Console(file=out, width=width).print(star_table(snapshot, "star", TARGETS, "starting"))
     return out.getvalue()
 
 
@@ -88,24 +88,45 @@ def test_a_hub_that_runs_ahead_shows_what_that_saves() -> None:
     assert "60% hits ahead, 3.2 s saved" in shown(StatusSnapshot((), HubStatus("toy-draft", stats)))
 
 
-def test_a_silent_process_shows_its_state_and_the_gateway_no_row() -> None:
+def test_a_silent_process_shows_its_state() -> None:
     lines = shown(StatusSnapshot((target_status("target-0"),))).splitlines()
     assert any("target-1" in line and "waiting to restart" in line for line in lines)
     assert any(line.startswith("hub") and "starting" in line for line in lines)
-    assert not any("gateway" in line for line in lines)
 
 
 def test_names_are_shown_as_they_are_and_not_as_markup() -> None:
     snapshot = StatusSnapshot((target_status("[/red] a"),))
-    states, out = {"[/red] a": "ready", "[red]b": "silent"}, StringIO()
-    Console(file=out, width=140).print(star_table(snapshot, states, "[bold] at http://[fe80::1]:80"))
-    for name in ("[/red] a", "[red]b", "[bold] at http://[fe80::1]:80"):
+    targets, out = {"[/red] a": "ready", "[red]b": "[/silent]"}, StringIO()
+    Console(file=out, width=140).print(star_table(snapshot, "[bold] at http://[fe80::1]:80", targets, None))
+    for name in ("[/red] a", "[red]b", "[/silent]", "[bold] at http://[fe80::1]:80"):
         assert name in out.getvalue()
+
+
+def test_what_processes_say_of_themselves_commands_no_terminal() -> None:
+    status = target_status("a\x1b[2J")
+    status.stats.pipe = PipeStats(stages=[StageStats(endpoint="a", layers="\x9b1J", index=0)])
+    snapshot = StatusSnapshot((status,), HubStatus("toy\x07", HubStats()))
+    targets, out = {"a\x1b[2J": "ready", "b\r": "away\x1bc"}, StringIO()
+    Console(file=out, width=140).print(star_table(snapshot, "title\x1b]0;x", targets, "lost"))
+    for shown in (out.getvalue(), star_line(snapshot, targets, "lost")):
+        assert shown.replace("\n", "").isprintable()
+        assert all(escaped in shown for escaped in (r"a\x1b[2J", r"b\r", r"away\x1bc", r"toy\x07"))
+    assert r"title\x1b]0;x" in out.getvalue()
+
+
+def test_a_target_that_is_named_as_the_hub_is_none() -> None:
+    targets, out = {"hub": "silent", "gateway": "starting"}, StringIO()
+    Console(file=out, width=140).print(star_table(StatusSnapshot(()), "star", targets, "lost"))
+    rows = [line.replace("│", " ").split() for line in out.getvalue().splitlines()]
+    assert ["hub", *"------", "silent"] in rows
+    assert ["gateway", *"------", "starting"] in rows
+    assert ["hub", "lost"] in rows
+    assert star_line(StatusSnapshot(()), targets, "lost") == "hub: silent | gateway: starting | hub: lost"
 
 
 def test_the_line_says_the_same_as_the_table() -> None:
     snapshot = StatusSnapshot((target_status("target-0", is_draft_connected=False),), HUB)
-    line = star_line(snapshot, STATES)
+    line = star_line(snapshot, TARGETS, "starting")
     assert line.startswith(
         "target-0: 23.4 tokens/s, acceptance length 3.50, draft length 2.5, hub's response 12.3 ms, 3 running, "
         "draft none"
@@ -123,18 +144,11 @@ def test_stages_stand_below_their_target_with_layers_times_and_states() -> None:
         StageStats(endpoint="c", layers="15:30", is_attached=True),
     ]
     status.stats.pipe = PipeStats(stages=stages)
-    states = {**STATES, "target-0-stage-0": "ready", "target-0-stage-1": "waiting to restart"}
-    out = StringIO()
-    Console(file=out, width=100).print(star_table(StatusSnapshot((status,), HUB), states, "star"))
+    snapshot, out = StatusSnapshot((status,), HUB), StringIO()
+    Console(file=out, width=100).print(star_table(snapshot, "star", TARGETS, "ready"))
     rows = [line.replace("│", " ").split() for line in out.getvalue().splitlines()]
     at = next(index for index, row in enumerate(rows) if row[:1] == ["target-0"])
     assert rows[at + 1] == ["stage", "0", "-", "-", "-", "-", "50.0", "-", "0:15", "attached"]
     assert rows[at + 2] == ["stage", "1", "-", "-", "-", "-", "-", "-", "15:30", "lost"]
     assert rows[at + 3] == ["spare", "-", "-", "-", "-", "-", "-", "15:30", "spare"]
-    assert "stage-0" not in out.getvalue()
-    assert "stage-0" in shown_line(states)
-
-
-def shown_line(states: dict[str, str]) -> str:
-    """Before a target tells of its stages, they are processes as others."""
-    return star_line(StatusSnapshot((target_status("target-0"),), HUB), states)
+    assert names_of_stages(snapshot) == {"target-0-stage-0", "target-0-stage-1"}

@@ -34,7 +34,7 @@ from starspec.cli.up import up
 from starspec.cli.verify import verify
 from starspec.errors import ConfigError, StarspecError, out_of_memory
 from starspec.output_files import reason_of
-from starspec.quoting import quoted
+from starspec.quoting import harmless, quoted
 
 # a disk, a pipe, and what `open_closed_streams` puts in the place of a closed output
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EROFS, errno.EBADF)
@@ -141,7 +141,7 @@ def _not_written(error: Exception) -> str | None:
 
 
 def _print_error(sentence: str, code: int) -> int:
-    print(f"starspec: {sentence}", file=sys.stderr)
+    print(f"starspec: {harmless(sentence)}", file=sys.stderr)
     return code
 
 

@@ -145,7 +145,7 @@ def _answer(client: GatewayClient, conversation: Conversation, line: str) -> Non
     else:
         conversation.messages.append(answer.message())
         print()
-    print(f"{INDENT}{statistics(last)}")
+    print(f"{INDENT}{harmless(statistics(last))}")
 
 
 class Answer:

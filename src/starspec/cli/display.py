@@ -8,15 +8,18 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Final, NamedTuple, Protocol, Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
+from rich.text import Text
 
+from starspec.observe.metrics import StatusSnapshot
 from starspec.observe.status import StatusWatch
-from starspec.observe.table import star_line, star_table
+from starspec.observe.table import names_of_stages, star_line, star_table
+from starspec.quoting import harmless
 from starspec.supervise.child import ChildState
 from starspec.supervise.star import StarPorts
 from starspec.supervise.supervisor import ChildView
@@ -24,6 +27,8 @@ from starspec.supervise.supervisor import ChildView
 TABLE_INTERVAL_S = 0.5
 LINE_INTERVAL_S = 10.0
 SHARE = re.compile(r", \d+%$")  # of a stage of loading
+HUB: Final = "hub"
+NO_TARGETS: Final = (HUB, "gateway")
 
 
 class Display(Protocol):
@@ -116,7 +121,8 @@ class LineDisplay(_Watching):
 
     def show(self, views: Sequence[ChildView]) -> None:
         if self.is_due() and self._watch is not None:
-            self.show_line("up", star_line(self._watch.snapshot, _states(views)))
+            snapshot = self._watch.snapshot
+            self.show_line("up", star_line(snapshot, *states_of(views, snapshot)))
 
 
 class TableDisplay(_Watching):
@@ -146,7 +152,7 @@ class TableDisplay(_Watching):
         self.close()
 
     def show_line(self, name: str, line: str) -> None:
-        self._console.print(f"{name:<9}| {line}", markup=False)
+        self._console.print(_line(name, line), markup=False)
 
     def show_log(self, name: str, line: str) -> None:
         _write(sys.stderr, name, line)  # on a terminal, `Live` puts itself in the place of the stream
@@ -155,7 +161,7 @@ class TableDisplay(_Watching):
         table = Table.grid(padding=(0, 1))
         for view in views:
             sign = "✓" if view.state is ChildState.READY else self._spinner
-            table.add_row(sign, view.spec.name, _sentence(view))
+            table.add_row(sign, view.spec.name, Text(harmless(_sentence(view))))
         table.add_row("", "", f"{time.monotonic() - self.started_s:.0f} s")
         self._live.update(table)
 
@@ -163,17 +169,22 @@ class TableDisplay(_Watching):
         if self.is_due() and self._watch is not None:
             address = next((view.detail for view in views if view.spec.name == "gateway"), "")
             title = f"starspec at {address}/v1, up {time.monotonic() - self.started_s:.0f} s"
-            self._live.update(star_table(self._watch.snapshot, _states(views), title))
+            snapshot = self._watch.snapshot
+            self._live.update(star_table(snapshot, title, *states_of(views, snapshot)))
 
 
 def _write(stream: TextIO, name: str, line: str) -> None:
     """Write a line, whatever becomes of it: the star serves on, and stops in good order."""
     try:
-        print(f"{name:<9}| {line}", file=stream, flush=True)
+        print(_line(name, line), file=stream, flush=True)
     except BrokenPipeError:  # the reader is gone, as `tee` at Ctrl-C
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except OSError:  # as on a full disk. The line comes once there is room again
         return
+
+
+def _line(name: str, line: str) -> str:
+    return f"{name:<9}| {harmless(line)}"
 
 
 def _sentence(view: ChildView) -> str:
@@ -182,5 +193,15 @@ def _sentence(view: ChildView) -> str:
     return view.detail or view.state.value
 
 
-def _states(views: Sequence[ChildView]) -> dict[str, str]:
-    return {view.spec.name: view.state.value for view in views}
+class States(NamedTuple):
+    """As tables take them."""
+
+    targets: dict[str, str]  # name -> state
+    hub: str | None
+
+
+def states_of(views: Sequence[ChildView], snapshot: StatusSnapshot) -> States:
+    """The states of the processes. Stages are among the targets, until their targets tell of them."""
+    states = {view.spec.name: view.state.value for view in views}
+    others = {*NO_TARGETS, *names_of_stages(snapshot)}
+    return States({name: state for name, state in states.items() if name not in others}, states.get(HUB))

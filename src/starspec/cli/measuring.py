@@ -19,6 +19,7 @@ from starspec.config.option import MEASURE
 from starspec.harness.table import Block, Table
 from starspec.models.loading.progress import listening
 from starspec.observe.progress import ProgressBar
+from starspec.quoting import harmless
 
 if TYPE_CHECKING:
     from starspec.harness.report import Report
@@ -52,15 +53,16 @@ def out() -> Console:
 def draw_table(table: Table) -> rich.table.Table:
     """The table for a terminal. Columns are right-aligned, except the first and those of text.
 
-    Rich would read a plain string as markup, and cells have names of models, files and processes.
+    Rich would read a plain string as markup, and a terminal could obey it: cells have names of models, files and
+    processes.
     """
-    drawn = rich.table.Table(title=Text(table.title, style="table.title"), title_justify="left")
+    drawn = rich.table.Table(title=Text(harmless(table.title), style="table.title"), title_justify="left")
     for index, column in enumerate(table.columns):
         drawn.add_column(column.title, justify="left" if index == 0 or column.is_text else "right")
     for index, row in enumerate(table.rows):
         if table.begins_section(index):
             drawn.add_section()
-        cells = (Text(column.cell(row)) for column in table.columns)
+        cells = (Text(harmless(column.cell(row))) for column in table.columns)
         drawn.add_row(*cells, style="bold" if table.is_bold(row) else None)
     return drawn
 
@@ -69,7 +71,7 @@ def show(blocks: Sequence[Block]) -> None:
     """Print tables and lines."""
     console = out()
     for block in blocks:
-        console.print(draw_table(block) if isinstance(block, Table) else block)
+        console.print(draw_table(block) if isinstance(block, Table) else harmless(block))
 
 
 def publish(

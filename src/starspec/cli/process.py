@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 
@@ -20,7 +20,11 @@ from starspec.observe.progress import ProgressBar, with_share
 from starspec.observe.trace import Trace
 from starspec.openmp import unless_given
 from starspec.output_files import why_no_file
+from starspec.quoting import harmless
 from starspec.supervise.report import HURRY, Failed, Loading, Ready, SupervisorLine, supervisor_line
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict
 
 
 class Server(Protocol):
@@ -156,6 +160,8 @@ def log_to_stderr(level: str) -> None:
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S"),
+            structlog.processors.format_exc_info,
+            _without_commands,
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
                 exception_formatter=structlog.dev.plain_traceback,  # the default prints local variables: prompts
@@ -164,3 +170,8 @@ def log_to_stderr(level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+def _without_commands(logger: object, method: str, fields: EventDict) -> EventDict:  # noqa: ARG001 (of structlog)
+    """Keep the words of clients and peers, and a traceback that quotes them, from commanding the terminal."""
+    return {key: harmless(value) if isinstance(value, str) else value for key, value in fields.items()}

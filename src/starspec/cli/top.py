@@ -11,6 +11,7 @@ import typer
 from starspec.cli.gateway_client import DEFAULT_URL, ApiKey, GatewayClient, GatewayUrl
 from starspec.config.option import PROCESS
 from starspec.errors import StarspecError
+from starspec.quoting import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -62,7 +63,7 @@ def _print_lines(client: GatewayClient) -> None:
     for view in client.views():
         if time.monotonic() - printed_s >= LINE_INTERVAL_S:
             printed_s = time.monotonic()
-            print(star_line(snapshot_of(view), _states(view)), flush=True)
+            print(star_line(snapshot_of(view), *_states(view)), flush=True)
 
 
 def table_of(view: StarView, url: str) -> RenderableType:
@@ -73,13 +74,12 @@ def table_of(view: StarView, url: str) -> RenderableType:
     from starspec.observe.table import star_table  # noqa: PLC0415
     from starspec.observe.view import snapshot_of  # noqa: PLC0415
 
-    table = star_table(snapshot_of(view), _states(view), f"{', '.join(view.models)} at {url}")
-    events = [f"{time.strftime('%H:%M:%S', time.localtime(each.time_s))}  {each.text}" for each in view.events]
-    return Group(table, *map(Text, events[:NUM_EVENTS]))
+    table = star_table(snapshot_of(view), f"{', '.join(view.models)} at {url}", *_states(view))
+    times = [time.strftime("%H:%M:%S", time.localtime(each.time_s)) for each in view.events[:NUM_EVENTS]]
+    events = [Text(harmless(f"{when}  {each.text}")) for when, each in zip(times, view.events, strict=False)]
+    return Group(table, *events)
 
 
-def _states(view: StarView) -> dict[str, str]:
-    states = {each.name: each.state for each in view.targets}
-    for hub in view.hubs:
-        states["hub"] = hub.state
-    return states
+def _states(view: StarView) -> tuple[dict[str, str], str | None]:
+    """The states of the targets by their names, and of the hub, as tables take them."""
+    return {each.name: each.state for each in view.targets}, view.hubs[0].state if view.hubs else None

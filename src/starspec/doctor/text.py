@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
+from rich.markup import escape
+
 from starspec.doctor.checks import Check
 from starspec.doctor.drafts import LayerChoice
 from starspec.doctor.examine import Examination, Prospect
@@ -25,8 +27,8 @@ FORECAST: Final = (
 
 
 def check_lines(checks: Sequence[Check]) -> list[str]:
-    """One line for each finding."""
-    return [f"{SIGNS[check.severity]} {check.what}: {check.sentence}" for check in checks]
+    """One line for each finding. Names of models and files in it are no markup."""
+    return [f"{SIGNS[check.severity]} {check.what}: {escape(check.sentence)}" for check in checks]
 
 
 def blocks(found: Examination, setting: str) -> list[Block]:

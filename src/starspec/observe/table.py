@@ -10,6 +10,7 @@ from rich.text import Text
 
 from starspec.config.stages import stage_name
 from starspec.observe.metrics import StatusSnapshot
+from starspec.quoting import harmless
 from starspec.stats import StageStats
 from starspec.wire.messages import HubStatus, TargetStatus
 
@@ -25,49 +26,44 @@ COLUMNS: Final = (
 )
 PADDING: Final = (0, 0, 0, 1)  # narrow columns, so that names and numbers fit into 80 columns
 UNKNOWN: Final = "-"
-NO_TARGETS: Final = ("hub", "gateway")  # names of the other processes
 
 
-def star_table(snapshot: StatusSnapshot, states: Mapping[str, str], title: str) -> Table:
+def star_table(snapshot: StatusSnapshot, title: str, targets: Mapping[str, str], hub: str | None) -> Table:
     """The table for a terminal.
 
     Args:
         snapshot: the known statuses. A process without one is shown with its state alone.
-        states: name -> state at the supervisor, in the order of the rows. The hub is `hub`.
+        targets: name -> state, in the order of the rows; a stage's process that no status tells of may be among them.
+        hub: its state; None = there is none.
     """
-    heading = Text(title, style="table.title")  # in a plain string, rich would read names as markup
+    heading = Text(harmless(title), style="table.title")
     table = Table(title=heading, title_justify="left", caption_justify="left", padding=PADDING)
     for number, column in enumerate(COLUMNS):
         table.add_column(column, justify="left" if number in (0, len(COLUMNS) - 1) else "right")
     statuses = {str(status.target_id): status for status in snapshot.targets}
-    shown = _names_of_stages(snapshot)
-    for name, state in states.items():
+    for name, state in targets.items():
         if name in statuses:
-            table.add_row(*map(Text, _cells(statuses[name])))
-            for stage in _stages(statuses[name]):
-                table.add_row(*map(Text, _stage_cells(stage)))
-        elif name not in NO_TARGETS and name not in shown:
-            table.add_row(Text(name), *[UNKNOWN] * (len(COLUMNS) - 2), state)
-    if "hub" in states:
-        table.caption = Text(f"hub    {_hub_text(snapshot.hub, states['hub'])}")
+            rows = [_cells(statuses[name]), *map(_stage_cells, _stages(statuses[name]))]
+        else:
+            rows = [(name, *[UNKNOWN] * (len(COLUMNS) - 2), state)]
+        for row in rows:
+            table.add_row(*map(_text, row))
+    if hub is not None:
+        table.caption = _text(f"hub    {_hub_text(snapshot.hub, hub)}")
     return table
 
 
-def star_line(snapshot: StatusSnapshot, states: Mapping[str, str]) -> str:
+def star_line(snapshot: StatusSnapshot, targets: Mapping[str, str], hub: str | None) -> str:
     """The table as one line, for a log."""
     parts = [_target_text(status) for status in snapshot.targets]
-    parts += [f"{name}: {state}" for name, state in states.items() if _is_silent_target(name, snapshot)]
-    if "hub" in states:
-        parts.append(f"hub: {_hub_text(snapshot.hub, states['hub'])}")
-    return " | ".join(parts)
+    told = {str(status.target_id) for status in snapshot.targets}
+    parts += [f"{name}: {state}" for name, state in targets.items() if name not in told]
+    if hub is not None:
+        parts.append(f"hub: {_hub_text(snapshot.hub, hub)}")
+    return harmless(" | ".join(parts))
 
 
-def _is_silent_target(name: str, snapshot: StatusSnapshot) -> bool:
-    targets = {str(status.target_id) for status in snapshot.targets}
-    return name not in {*NO_TARGETS, *targets, *_names_of_stages(snapshot)}
-
-
-def _names_of_stages(snapshot: StatusSnapshot) -> set[str]:
+def names_of_stages(snapshot: StatusSnapshot) -> set[str]:
     """Of the stages that their targets tell of."""
     return {
         stage_name(str(status.target_id), stage.index)
@@ -75,6 +71,11 @@ def _names_of_stages(snapshot: StatusSnapshot) -> set[str]:
         for stage in _stages(status)
         if stage.index is not None
     }
+
+
+def _text(text: str) -> Text:
+    """A cell. What processes say of themselves is no markup for rich, and no command for the terminal."""
+    return Text(harmless(text))
 
 
 def _stages(status: TargetStatus) -> Sequence[StageStats]:
