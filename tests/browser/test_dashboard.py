@@ -157,6 +157,20 @@ def test_a_killed_hub_and_its_return_are_seen_within_two_seconds(star: Any, open
     page.wait_for_selector("#health:has-text('all is well')")
 
 
+def test_a_hung_hub_is_seen_within_two_seconds(star: Any, open_page: Any) -> None:
+    page = open_page(star.url)
+    page.wait_for_selector("#health:has-text('all is well')")
+    page.evaluate(NOTE_CHANGES, "#hub .chip")
+    hub, hung_s = star.hub(), time.time()
+    assert hub is not None
+    hub.send_signal(signal.SIGSTOP)
+    try:
+        assert first_shown(page, "lost for", hung_s, 30.0) - hung_s <= SEEN_S
+    finally:
+        hub.send_signal(signal.SIGCONT)
+    page.wait_for_selector("#health:has-text('all is well')")
+
+
 def play(page: Any, **fields: str) -> str:
     """Run both sides of the playground. Returns: the verdict."""
     for name, value in fields.items():

@@ -13,7 +13,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from starspec.errors import PeerLost
+from starspec.gateway.dashboard.feed import StarFeed
 from starspec.gateway.dashboard.page import FOLDER, PAGE_FILES
+from starspec.gateway.hub_status import HubStatusPoller
+from starspec.gateway.router import Router
 from starspec.observe.metrics import PREFIX
 from starspec.stats import HubStats, HubTargetStats, PipeStats, StageStats
 from starspec.wire.messages import HubStatus
@@ -83,6 +87,32 @@ async def test_a_view_has_the_states_of_health_and_the_counts_by_position(start_
     gateway.targets[0].is_answering = False
     view = await view_when(gateway, lambda view: view["targets"][0]["state"] == "silent")
     assert "t0 does not answer: it gets no requests until it does" in [each["text"] for each in view["events"]]
+
+
+async def test_a_hub_that_is_lost_or_back_is_told_before_the_next_look(make_target: Any) -> None:
+    """So a hung hub is seen within two seconds: half a second to the next question, and one for its answer."""
+    answers = iter([HUB, None, HUB])
+
+    async def ask_hub() -> HubStatus:
+        if (answer := next(answers)) is None:
+            raise PeerLost("silent")
+        return answer
+
+    hub = HubStatusPoller(ask_hub)
+    feed = StarFeed(Router([make_target("t0")]), hub, ["toy"], shows_text=False)
+    feed.look()
+    told = []
+    for _ in range(3):
+        frame = asyncio.create_task(feed.next_frame())
+        await asyncio.sleep(0)
+        await hub.refresh()
+        view = json.loads(await asyncio.wait_for(frame, 20))
+        told.append((view["hubs"][0]["state"], view["hubs"][0]["status"] is not None, view["events"][0]["text"]))
+    assert told == [
+        ("connected", True, "the hub answers"),
+        ("lost", False, "the hub does not answer"),
+        ("connected", True, "the hub answers"),
+    ]
 
 
 async def test_targets_of_one_name_are_told_apart_as_in_metrics(start_gateway: Any) -> None:

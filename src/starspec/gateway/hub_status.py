@@ -110,6 +110,7 @@ class HubStatusPoller:
         self._clock = clock
         self._log_limit = LogLimit(clock)
         self._since_s = clock()
+        self._tell: list[Callable[[], object]] = []
         self.status: HubStatus | None = None
         self.state: HubState = "connecting"
 
@@ -117,6 +118,10 @@ class HubStatusPoller:
     def state_s(self) -> float:
         """Seconds in this state."""
         return self._clock() - self._since_s
+
+    def on_change(self, tell: Callable[[], object]) -> None:
+        """Call this whenever the state has changed."""
+        self._tell.append(tell)
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -131,8 +136,8 @@ class HubStatusPoller:
         except LinkError as error:
             if self.status is not None:
                 self._log_limit.log(log.warning, "the hub does not answer", why=str(error))
+                self.status = None
                 self._enter("lost")
-            self.status = None
         else:
             if self.state == "lost":
                 self._log_limit.log(log.warning, "the hub answers again", seconds=round(self.state_s, 1))
@@ -141,3 +146,5 @@ class HubStatusPoller:
     def _enter(self, state: HubState) -> None:
         if state != self.state:
             self.state, self._since_s = state, self._clock()
+            for tell in self._tell:
+                tell()

@@ -1,4 +1,7 @@
-"""Looks at the star twice a second: keeps ten minutes of history and the last events, and wakes who watches."""
+"""Looks at the star twice a second, and when the hub is lost or back.
+
+It keeps ten minutes of history and the last events, and wakes who watches.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +65,8 @@ class StarFeed:
         self._events: deque[EventView] = deque(maxlen=NUM_EVENTS)
         self._last: StarView | None = None
         self._watching: list[asyncio.Future[bytes]] = []  # for the next frame; done: they have left
+        if hub is not None:  # a hung hub is known to be lost 1.5 s later at worst: this leaves time to show it within 2
+            hub.on_change(self.look)
 
     def note_finished(
         self, request_id: str, target: RoutedTarget, num_prompt_tokens: int, answers: Sequence[Answer]
