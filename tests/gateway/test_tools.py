@@ -380,6 +380,11 @@ async def test_a_schema_of_which_no_grammar_can_be_made_is_named(able: Any) -> N
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}
     response = await able.post("/v1/chat/completions", messages=[USER], tools=[tool], tool_choice="required")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+    endless = {"type": "object", "required": ["x"], "properties": {"x": {"$ref": "#"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": endless}}
+    response = await able.post("/v1/chat/completions", messages=[USER], tools=[tool], tool_choice="required")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+    assert "no call of them can end" in response.json()["error"]["message"]
     both = {"tools": [CLOCK], "tool_choice": "required", "response_format": {"type": "json_object"}}
     response = await able.post("/v1/chat/completions", messages=[USER], **both)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,10 @@ from starspec.grammars.source import MAX_COMPLAINT, check_grammar, source_of, st
 from starspec.grammars.vocabulary import bytes_and
 from starspec.sampling.grammar import GrammarSpec
 
+ENDLESS: dict[str, Any] = {
+    "$ref": "#/$defs/a",
+    "$defs": {"a": {"type": "object", "required": ["x"], "properties": {"x": {"$ref": "#/$defs/a"}}}},
+}
 NESTED = {"type": "object", "properties": {"a/b": {"anyOf": [{"type": "null"}, {"type": "strin"}]}}}
 
 
@@ -27,7 +32,10 @@ NESTED = {"type": "object", "properties": {"a/b": {"anyOf": [{"type": "null"}, {
         ("json", "[1]", "must be an object"),
         ("json", "[" * 9999, "recursion"),
         ("json", '{"allOf": [{"type": "string"}, {"type": "integer"}]}', "Unsatisfiable schema"),
-        ("json", '{"$ref": "#"}', "json: no text fits it: it refers to itself only, or allows nothing (at #)"),
+        ("json", '{"$ref": "#"}', "json: no text fits it: it needs itself without end, or allows nothing (at #)"),
+        ("json", json.dumps(ENDLESS), "needs itself without end, or allows nothing (at #/$defs/a/properties/x)"),
+        ("json", json.dumps(ENDLESS["$defs"]["a"] | {"$defs": ENDLESS["$defs"]}), "(at #/properties/x)"),
+        ("json", '{"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}', "(at #/properties/a)"),
         ("json", '{"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"$ref": "#/$defs/x"}}}', "nothing (at #/allOf/0)"),
         ("regex", "[^\\x00-\\U0010ffff]", "no text fits it"),
         ("grammar", "start: start", "no text fits it"),
@@ -64,6 +72,10 @@ def test_a_complaint_is_short_however_long_the_schema() -> None:
     [
         ("json", "{}"),
         ("json", '{"type": "object"}'),
+        (
+            "json",
+            '{"type": "object", "required": ["a"], "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}',
+        ),
         ("regex", "[0-9]{4}-[0-9]{2}"),
         ("choice", '["é😀", "a\\"b", "line\\nbreak", "\\u2028"]'),
         ("grammar", 'start: "a" %json {"type": "integer"}'),

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from starspec.errors import RequestError
 from starspec.gateway.schema import ChatCompletionRequest, Function, FunctionTool, NamedTool
+from starspec.grammars.finite import has_finite_text
 from starspec.quoting import quoted
 from starspec.sampling.grammar import GrammarSpec, check_size
 from starspec.structured_outputs import StructuredOutputsParams
@@ -39,7 +40,7 @@ class ToolSyntax:
 
         Args:
             as_tokens: the opening and closing texts are tokens. In a grammar a text is never spelled by such tokens.
-        Raises: RequestError if it is too long.
+        Raises: RequestError if it is too long, or can never end.
         """
         try:
             calls = [self._schema(each, f"#/anyOf/{place}") for place, each in enumerate(tools)]
@@ -50,6 +51,8 @@ class ToolSyntax:
             raise RequestError(f"tools: the grammar of their schemas {error}", "tools") from error
         except RecursionError as error:
             raise RequestError("tools: their schemas are nested too deeply", "tools") from error
+        if not has_finite_text(schema):
+            raise RequestError("tools: no call of them can end, because their schemas need themselves", "tools")
         if not self.opening:  # its templates render one call only
             grammar = f"start: call\ncall: {call}\n"
         else:

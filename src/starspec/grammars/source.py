@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from starspec.errors import RequestError
+from starspec.grammars.finite import has_finite_text
 from starspec.grammars.vocabulary import bytes_and
 from starspec.quoting import readable, shortened
 from starspec.sampling.grammar import GrammarSpec
@@ -18,7 +19,7 @@ from starspec.sampling.grammar import GrammarSpec
 # Whitespace between the parts of JSON is bounded: a model that samples it again and again would never end.
 JSON_OPTIONS: Final[Any] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
 NO_EXTENSION: Final = "NoExtensionBias"  # llguidance's word
-NOTHING_FITS: Final = "no text fits it: it refers to itself only, or allows nothing"
+NOTHING_FITS: Final = "no text fits it: it needs itself without end, or allows nothing"
 NOT_VERBOSE: Final = "<non-verbose/>"  # in place of the parser's state
 MAX_SEARCHED: Final = 2**18  # characters of subschemas that are compiled to find the one that is at fault
 MAX_COMPLAINT: Final = 500  # characters
@@ -83,6 +84,8 @@ def refusal(spec: GrammarSpec, complaint: str) -> RequestError:
 
 
 def _of_schema(schema: dict[str, Any]) -> str:
+    if not has_finite_text(schema):  # llguidance lets an answer begin that can never end
+        raise ValueError(NOTHING_FITS)
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), JSON_OPTIONS)
 
 
