@@ -376,6 +376,16 @@ async def test_what_is_wrong_with_tools_is_named(able: Any, asked: dict[str, Any
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+async def test_a_number_that_would_become_another_one_is_named(able: Any, choice: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2**53]}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    response = await able.post("/v1/chat/completions", messages=[USER], tools=[CLOCK, tool], tool_choice=choice)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+    assert "tools: parameters of 'f': enum: 9007199254740992 is not kept" in response.json()["error"]["message"]
+    assert "(at #/properties/a)" in response.json()["error"]["message"]
+
+
 async def test_a_schema_of_which_no_grammar_can_be_made_is_named(able: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}
     response = await able.post("/v1/chat/completions", messages=[USER], tools=[tool], tool_choice="required")
@@ -384,7 +394,7 @@ async def test_a_schema_of_which_no_grammar_can_be_made_is_named(able: Any) -> N
     tool = {"type": "function", "function": {"name": "f", "parameters": endless}}
     response = await able.post("/v1/chat/completions", messages=[USER], tools=[tool], tool_choice="required")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
-    assert "no call of them can end" in response.json()["error"]["message"]
+    assert "parameters of 'f': no text fits it" in response.json()["error"]["message"]
     both = {"tools": [CLOCK], "tool_choice": "required", "response_format": {"type": "json_object"}}
     response = await able.post("/v1/chat/completions", messages=[USER], **both)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")

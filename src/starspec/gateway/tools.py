@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from starspec.errors import RequestError
 from starspec.gateway.schema import ChatCompletionRequest, Function, FunctionTool, NamedTool
-from starspec.grammars.finite import has_finite_text
+from starspec.grammars.finite import NOTHING_FITS, has_finite_text
+from starspec.grammars.keywords import NAMED, check_keywords
 from starspec.quoting import quoted
 from starspec.sampling.grammar import GrammarSpec, check_size
 from starspec.structured_outputs import StructuredOutputsParams
@@ -19,7 +20,6 @@ MAX_SCHEMAS: Final = 2**20  # bytes of the schemas of all tools of a request
 SEPARATORS: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 REFERENCE: Final = "$ref"  # a keyword of JSON schemas
 DATA: Final = ("const", "enum", "default", "examples")  # keywords whose values are not schemas
-NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
 NO_SYNTAX: Final = (
     "this model's chat template has none of the tool syntaxes that this server reads, which are <tool_call> (Hermes, "
     "Qwen) and the JSON of Llama 3: describe the tools in a message, and leave this out"
@@ -40,8 +40,10 @@ class ToolSyntax:
 
         Args:
             as_tokens: the opening and closing texts are tokens. In a grammar a text is never spelled by such tokens.
-        Raises: RequestError if it is too long, or can never end.
+        Raises: RequestError if it is too long, or if the schema of a tool can never end or would be read otherwise.
         """
+        for each in tools:
+            _check_parameters(each.function)
         try:
             calls = [self._schema(each, f"#/anyOf/{place}") for place, each in enumerate(tools)]
             schema = {"anyOf": calls, "x-guidance": SEPARATORS}
@@ -51,8 +53,6 @@ class ToolSyntax:
             raise RequestError(f"tools: the grammar of their schemas {error}", "tools") from error
         except RecursionError as error:
             raise RequestError("tools: their schemas are nested too deeply", "tools") from error
-        if not has_finite_text(schema):
-            raise RequestError("tools: no call of them can end, because their schemas need themselves", "tools")
         if not self.opening:  # its templates render one call only
             grammar = f"start: call\ncall: {call}\n"
         else:
@@ -78,6 +78,16 @@ class ToolSyntax:
             "required": ["name", self.arguments_key],
             "additionalProperties": False,
         }
+
+
+def _check_parameters(function: Function) -> None:
+    parameters = function.parameters or {}
+    try:
+        check_keywords(parameters)
+        if not has_finite_text(parameters):
+            raise ValueError(NOTHING_FITS)
+    except ValueError as error:
+        raise RequestError(f"tools: parameters of {quoted(function.name)}: {error}", "tools") from error
 
 
 def _moved(schema: Any, place: str, *, has_names: bool = False) -> Any:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, Final
 
+NOTHING_FITS: Final = "no text fits it: it needs itself without end, or allows nothing"
 BASES: Final = ("$id", "id")  # keywords that change what the references below them mean
 
 
@@ -41,7 +42,7 @@ def _needs(schema: dict[str, Any], root: dict[str, Any]) -> Iterator[list[Any]]:
     if schema is not root and _has_base(schema):
         return
     if "$ref" in schema:  # in old drafts, nothing beside it counts
-        yield [_referred(root, schema["$ref"])]
+        yield [referred(root, schema["$ref"])]
         return
     yield from filter(None, (_list(schema.get(key)) for key in ("anyOf", "oneOf")))
     parts = _list(schema.get("allOf"))
@@ -67,7 +68,7 @@ def _needed_items(schema: dict[str, Any]) -> list[Any]:
     return first[:num] + [items] * (num > len(first))
 
 
-def _referred(root: dict[str, Any], reference: object) -> Any:
+def referred(root: dict[str, Any], reference: object) -> Any:
     """What is at that place in the schema; None if the reference leads elsewhere, or is written unusually."""
     if not isinstance(reference, str) or "%" in reference or not f"{reference}/".startswith("#/"):
         return None

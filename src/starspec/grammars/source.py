@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from starspec.errors import RequestError
-from starspec.grammars.finite import has_finite_text
+from starspec.grammars.finite import NOTHING_FITS, has_finite_text
+from starspec.grammars.keywords import Misread, check_keywords, subschemas
 from starspec.grammars.vocabulary import bytes_and
 from starspec.quoting import readable, shortened
 from starspec.sampling.grammar import GrammarSpec
@@ -19,7 +21,6 @@ from starspec.sampling.grammar import GrammarSpec
 # Whitespace between the parts of JSON is bounded: a model that samples it again and again would never end.
 JSON_OPTIONS: Final[Any] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
 NO_EXTENSION: Final = "NoExtensionBias"  # llguidance's word
-NOTHING_FITS: Final = "no text fits it: it needs itself without end, or allows nothing"
 NOT_VERBOSE: Final = "<non-verbose/>"  # in place of the parser's state
 MAX_SEARCHED: Final = 2**18  # characters of subschemas that are compiled to find the one that is at fault
 MAX_COMPLAINT: Final = 500  # characters
@@ -29,9 +30,7 @@ GBNF_NAME: Final = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|([\w-
 RULE: Final = re.compile(r"[\w})\]]\s*:")  # what a rule begins with; keys of JSON end with a quote before the colon
 MAX_RULES: Final = 1000
 MAX_GBNF: Final = 2**14  # characters; its conversion takes the square of a chain of rules
-ONE: Final = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
-LISTED: Final = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+EMBEDDED: Final = re.compile(r"%json\s*(?=\{)")  # in Lark, what comes before a JSON schema
 SHARED: Final = ("$defs", "definitions")  # what references of subschemas mostly lead to
 
 
@@ -63,21 +62,31 @@ def source_of(spec: GrammarSpec) -> str:
     try:
         match spec.kind:
             case "json":
-                return _of_schema(_schema(spec))
+                schema = _schema(spec)
+                check_keywords(schema)
+                return _of_schema(schema)
             case "regex":
                 return LLMatcher.grammar_from_regex(spec.text)
             case "choice":
                 choices = [json.dumps(each) for each in json.loads(spec.text)]  # Lark takes no \x7f that is not escaped
                 return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
             case "grammar":
-                return LLMatcher.grammar_from_lark(_lark(spec.text))
+                text = _lark(spec.text)
+                for schema in _embedded(text):
+                    check_keywords(schema)
+                return LLMatcher.grammar_from_lark(text)
+    except Misread as error:
+        raise _error(spec, str(error)) from error
     except (ValueError, RecursionError) as error:
         raise refusal(spec, str(error)) from error
 
 
 def refusal(spec: GrammarSpec, complaint: str) -> RequestError:
     """The error for a complaint. It says the place in a JSON schema."""
-    place = _place(spec, complaint) if spec.kind == "json" else ""
+    return _error(spec, complaint, _place(spec, complaint) if spec.kind == "json" else "")
+
+
+def _error(spec: GrammarSpec, complaint: str, place: str = "") -> RequestError:
     name = f"structured_outputs.{spec.kind}"
     lines = [readable(each) for each in complaint.strip().splitlines()]  # a picture of the place, in a regex
     return RequestError(f"{name}: {shortened(chr(10).join(lines), MAX_COMPLAINT)}{place}", name)
@@ -100,6 +109,13 @@ def _lark(text: str) -> str:
     if num_rules > MAX_RULES:
         raise ValueError(f"has {num_rules} rules; {MAX_RULES} are allowed")
     return text
+
+
+def _embedded(lark: str) -> Iterator[dict[str, Any]]:
+    """The JSON schemas in a grammar. Of one that is not JSON, llguidance says more."""
+    for found in EMBEDDED.finditer(lark):
+        with contextlib.suppress(ValueError):
+            yield json.JSONDecoder().raw_decode(lark, found.end())[0]
 
 
 def _converted(gbnf: str) -> str:
@@ -180,7 +196,7 @@ def _place(spec: GrammarSpec, complaint: str) -> str:
     is_found = True
     while is_found:
         is_found = False
-        for step, each in _subschemas(here):
+        for step, each in subschemas(here):
             alone = shared | each
             num_left -= len(json.dumps(alone))
             if num_left < 0:
@@ -189,19 +205,3 @@ def _place(spec: GrammarSpec, complaint: str) -> str:
                 pointer, here, is_found = pointer + step, each, True
                 break
     return f" (at {shortened(readable(pointer))})"
-
-
-def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects directly in a schema that are schemas, each with the end of its JSON pointer."""
-    for key, value in schema.items():
-        if key in NAMED and isinstance(value, dict):
-            yield from ((f"/{key}/{_escaped(name)}", each) for name, each in value.items() if isinstance(each, dict))
-        elif key in LISTED and isinstance(value, list):
-            yield from ((f"/{key}/{index}", each) for index, each in enumerate(value) if isinstance(each, dict))
-        elif key in ONE and isinstance(value, dict):
-            yield f"/{key}", value
-
-
-def _escaped(name: str) -> str:
-    """As a part of a JSON pointer."""
-    return name.replace("~", "~0").replace("/", "~1")
