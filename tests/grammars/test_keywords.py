@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from starspec.bench.grammar.schemas import SCHEMAS
 from starspec.errors import RequestError
-from starspec.grammars.keywords import Misread, check_keywords
+from starspec.grammars.keywords import NARROWING, Misread, check_keywords
 from starspec.grammars.source import source_of, start
 from starspec.grammars.vocabulary import bytes_and
 from starspec.sampling.grammar import GrammarSpec
@@ -75,6 +76,64 @@ def test_numbers_that_are_kept_are_the_only_ones_that_fit_them(number: float, te
 def test_schemas_within_a_grammar_are_checked(text: str) -> None:
     with pytest.raises(RequestError, match=r"structured_outputs\.grammar: .* is not kept exactly.* \(at #\)"):
         source_of(GrammarSpec("grammar", text))
+
+
+MISSPELT = {
+    **{
+        "maxlength": "maxLength",
+        "typ": "type",
+        "types": "type",
+        "tpye": "type",
+        "TYPE": "type",
+        "propertys": "properties",
+    },
+    **{"ref": "$ref", "enums": "enum", "item": "items", "require": "required", "anyof": "anyOf", "IF": "if"},
+    **{"min_length": "minLength", "minimun": "minimum", "exclusiveMininum": "exclusiveMinimum", "consts": "const"},
+}
+OTHERS = [
+    *("id", "$id", "$schema", "$anchor", "$defs", "defs", "title", "titel", "description", "default", "example"),
+    *("nullable", "deprecated", "discriminator", "xml", "note", "hint", "tsType", "enumNames", "x-typ", "in", "of"),
+    *("formatMinimum", "propertyOrdering", "markdownDescription", "contentSchema", "label", "minimize", "cost", "form"),
+    *("option", "readOnly", "$vocabulary", "links", "href", "components", "units", "when", "a", ""),
+]
+
+
+@pytest.mark.parametrize(("key", "meant"), MISSPELT.items())
+def test_a_misspelt_keyword_is_refused_but_for_names_and_values(key: str, meant: str) -> None:
+    with pytest.raises(Misread) as refused:
+        check_keywords({"items": {key: 3}})
+    assert str(refused.value) == f"unknown keyword '{key}'; did you mean '{meant}'? (at #/items)"
+    names = {each: {key: {}} for each in ("properties", "$defs", "definitions", "patternProperties")}
+    check_keywords(
+        {**names, **{each: {key: 3} for each in ("const", "default")}, "enum": [{key: 3}], "examples": [{key: 3}]}
+    )
+
+
+def test_no_keyword_and_no_other_word_is_refused_as_misspelt() -> None:
+    known = {*NARROWING, *OTHERS}
+    check_keywords(dict.fromkeys(known))
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"minimum": 3, "exclusiveMinimum": True}, "exclusiveMinimum must be a number, in place of 'minimum': only"),
+        ({"exclusiveMaximum": False}, "exclusiveMaximum must be a number, in place of 'maximum': only draft 4"),
+        ({"multipleOf": 0}, "multipleOf must be above 0, not 0 (at #)"),
+        ({"multipleOf": -0.5}, "multipleOf must be above 0, not -0.5 (at #)"),
+    ],
+)
+def test_what_is_no_bound_is_refused(schema: dict[str, Any], words: str) -> None:
+    with pytest.raises(Misread) as refused:
+        check_keywords(schema)
+    assert str(refused.value).startswith(words)
+
+
+def test_very_many_unknown_words_cost_little() -> None:
+    schema = {f"wor{number}": 1 for number in range(3000)}  # some 32 KiB
+    started_s = time.thread_time()
+    check_keywords(schema)
+    assert time.thread_time() - started_s < 0.2
 
 
 def test_the_error_of_a_request_has_one_place() -> None:

@@ -1,4 +1,7 @@
-"""Refuses what a JSON schema says and llguidance would read otherwise: numbers that it keeps as other ones."""
+"""Refuses what a JSON schema says and llguidance would read otherwise.
+
+It keeps some numbers as other ones, and ignores keywords that it does not know, as JSON Schema says, misspelt ones too.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,22 @@ from starspec.quoting import quoted, readable, shortened
 
 MAX_NUMBER: Final = 2**53 - 1  # of a double that has no other integer beside it
 BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-ONE: Final = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains")
-ONE_NAME: Final = ("propertyNames", "unevaluatedItems", "unevaluatedProperties")
+ONE: Final = (
+    *("items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"),
+    *("unevaluatedItems", "unevaluatedProperties"),
+)
 LISTED: Final = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+# All that narrow what fits. llguidance refuses those that it does not follow.
+NARROWING: Final = (
+    *(*BOUNDS, *ONE, *LISTED, "properties", "patternProperties", "dependentSchemas", "dependentRequired"),
+    *("$ref", "$dynamicRef", "$recursiveRef", "type", "const", "enum", "format", "pattern", "minLength", "maxLength"),
+    *("minItems", "maxItems", "uniqueItems", "minContains", "maxContains"),
+    *("required", "minProperties", "maxProperties", "dependencies"),
+)
+SURE_LEN: Final = 4  # characters of a keyword, from which on a word like it is taken to mean it
+LONG: Final = 8  # characters of a keyword, in which two letters may differ
+OTHERS: Final = ("cost", "href", "when")  # words like a keyword that may stand beside keywords
 
 
 class Misread(ValueError):
@@ -45,7 +60,7 @@ def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from ((f"/{key}/{_escaped(name)}", each) for name, each in value.items() if isinstance(each, dict))
         elif key in LISTED and isinstance(value, list):
             yield from ((f"/{key}/{index}", each) for index, each in enumerate(value) if isinstance(each, dict))
-        elif key in (*ONE, *ONE_NAME) and isinstance(value, dict):
+        elif key in ONE and isinstance(value, dict):
             yield f"/{key}", value
 
 
@@ -55,10 +70,38 @@ def _escaped(name: str) -> str:
 
 
 def _check(key: str, value: Any, pointer: str) -> None:
+    if key in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
+        raise Misread(
+            f"{key} must be a number, in place of '{key[9:].lower()}': only draft 4 has true and false", pointer
+        )
     if key in (*BOUNDS, "const", "enum"):
         for number in _numbers(value):
             if not abs(number) <= MAX_NUMBER:  # nor is NaN
                 raise Misread(f"{key}: {quoted(number)} is not kept exactly: it is beyond {MAX_NUMBER}", pointer)
+            if key == "multipleOf" and number <= 0:
+                raise Misread(f"{key} must be above 0, not {quoted(number)}", pointer)
+    if key not in NARROWING:
+        for known in NARROWING:
+            if _is_like(key, known):
+                raise Misread(f"unknown keyword {quoted(key)}; did you mean '{known}'?", pointer)
+
+
+def _is_like(key: str, known: str) -> bool:
+    """Whether it differs from a keyword in case, or in so little at one place that it is surely meant for it."""
+    if key.lower() == known.lower():
+        return True
+    if len(known) < SURE_LEN or abs(len(key) - len(known)) > 1 or key in OTHERS:
+        return False
+    left, right = _without_same_beginning(key, known)
+    left, right = _without_same_beginning(left[::-1], right[::-1])
+    return max(len(left), len(right)) <= 1 + (len(known) >= LONG) or left == right[::-1]
+
+
+def _without_same_beginning(one: str, other: str) -> tuple[str, str]:
+    num_same = 0
+    while one[: num_same + 1] == other[: num_same + 1] and num_same < len(one):
+        num_same += 1
+    return one[num_same:], other[num_same:]
 
 
 def _numbers(value: Any) -> Iterator[int | float]:
