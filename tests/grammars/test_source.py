@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from starspec.errors import RequestError
 from starspec.grammars.source import MAX_COMPLAINT, check_grammar, source_of, start
@@ -32,6 +33,12 @@ NESTED = {"type": "object", "properties": {"a/b": {"anyOf": [{"type": "null"}, {
         ("json", "[1]", "must be an object"),
         ("json", "[" * 9999, "recursion"),
         ("json", '{"allOf": [{"type": "string"}, {"type": "integer"}]}', "Unsatisfiable schema"),
+        (
+            "json",
+            '{"properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}}',
+            "oneOf: the same text may fit several of its schemas, which cannot be kept out: use anyOf, or set them "
+            "apart, as by a required property with a 'const' of its own (at #/properties/a)",
+        ),
         ("json", '{"$ref": "#"}', "json: no text fits it: it needs itself without end, or allows nothing (at #)"),
         ("json", json.dumps(ENDLESS), "needs itself without end, or allows nothing (at #/$defs/a/properties/x)"),
         ("json", json.dumps(ENDLESS["$defs"]["a"] | {"$defs": ENDLESS["$defs"]}), "(at #/properties/x)"),
@@ -115,3 +122,26 @@ def test_a_choice_may_have_any_character() -> None:
     odd = ["".join(map(chr, range(1, 0x300))), "\x7f", "\0", "\u2028", "\ufeff", "😀", '\\x7f"', "/x/", "%json {}"]
     for each in odd:
         assert accepts(GrammarSpec("choice", json.dumps(odd)), each)
+
+
+DOUBLED = {"patternProperties": {"^k$": {"const": 1}}, "additionalProperties": False, "minProperties": 2}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "object", **DOUBLED}, '{"k": 1, "k": 1}'),
+        ({"type": "string", "pattern": r"^[\x00-\x1f]+$"}, r'"\"\\"'),
+        ({"type": "string", "pattern": '^[^"]+$'}, r'"\"\\"'),
+    ],
+)
+def test_what_a_form_lets_through_as_the_docs_say(schema: dict[str, Any], text: str) -> None:
+    """If one of these fails, the library has become better: take it out of the limits."""
+    assert accepts(GrammarSpec("json", json.dumps(schema)), text)
+    assert not Draft202012Validator(schema).is_valid(json.loads(text))
+
+
+def test_a_class_without_some_control_characters_is_followed() -> None:
+    spec = GrammarSpec("json", json.dumps({"type": "string", "pattern": "^[ !#-~]+$"}))
+    assert accepts(spec, '"a!~"')
+    assert not accepts(spec, r'"\""')

@@ -21,6 +21,11 @@ from starspec.sampling.grammar import GrammarSpec
 # Whitespace between the parts of JSON is bounded: a model that samples it again and again would never end.
 JSON_OPTIONS: Final[Any] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
 NO_EXTENSION: Final = "NoExtensionBias"  # llguidance's word
+ONE_OF: Final = "oneOf constraints are not supported."  # how its sentence begins
+OVERLAP: Final = (
+    "oneOf: the same text may fit several of its schemas, which cannot be kept out: use anyOf, or set them apart, as "
+    "by a required property with a 'const' of its own"
+)
 NOT_VERBOSE: Final = "<non-verbose/>"  # in place of the parser's state
 MAX_SEARCHED: Final = 2**18  # characters of subschemas that are compiled to find the one that is at fault
 MAX_COMPLAINT: Final = 500  # characters
@@ -164,6 +169,8 @@ def start(source: str, tokenizer: LLTokenizer) -> LLMatcher:
 def complaint_of(matcher: LLMatcher) -> str:
     """What llguidance has to say against a grammar, in words for people; mostly nothing."""
     lines = [each for each in matcher.get_error().splitlines() if each != NOT_VERBOSE]
+    if any(each.startswith(ONE_OF) for each in lines):  # the rest names an option of its own
+        return OVERLAP
     return "\n".join(NOTHING_FITS if each == NO_EXTENSION else each for each in lines)
 
 
