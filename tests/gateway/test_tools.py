@@ -206,6 +206,59 @@ def test_references_of_a_tools_schema_are_to_itself(tokenizer: Any) -> None:
         assert (matcher.validate_tokens(ids) == len(ids)) == is_right, text
 
 
+@pytest.mark.parametrize(
+    ("root", "reference"),
+    [
+        ({}, "#/$defs/Colour"),
+        ({"$anchor": "all"}, "#/$defs/Colour"),
+        ({"$id": "http://a.b/c"}, "#/$defs/Colour"),
+        ({"$id": "http://a.b/c#"}, "http://a.b/c#/$defs/Colour"),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", "$id": "c"}, "c#/$defs/Colour"),
+        ({"$schema": "http://json-schema.org/draft-04/schema#", "id": "http://a.b/c"}, "#/$defs/Colour"),
+    ],
+)
+def test_a_tools_schema_may_have_an_address_of_its_own(tokenizer: Any, root: Any, reference: str) -> None:
+    colour = {"$anchor": "colour", "enum": ["red", "blue"]}
+    parameters = {
+        "type": "object",
+        "properties": {"$id": {"$ref": reference}, "id": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+        "required": ["$id", "id"],
+        "additionalProperties": False,
+        "$defs": {"Colour": colour},
+        **root,
+    }
+    tools = [{"type": "function", "function": {"name": each, "parameters": parameters}} for each in ("a", "b")]
+    request = ChatCompletionRequest.model_validate({"messages": [USER], "tools": tools, "tool_choice": "required"})
+    use = ToolUse.of(request, LLAMA)
+    assert use is not None
+    assert use.demand is not None
+    vocabulary = from_tokenizer(tokenizer)
+    for inner, is_right in (("null", True), ('{"$id": "blue", "id": null}', True), ('{"$id": "green"}', False)):
+        matcher = LLMatcher(vocabulary, use.demand.grammar)
+        text = f'{{"name": "b", "parameters": {{"$id": "red", "id": {inner}}}}}'
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert (matcher.validate_tokens(ids) == len(ids)) == is_right, matcher.get_error()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"items": {"$ref": "#name"}}, "$ref: '#name' must be '#' or begin with '#/' (at #/items)"),
+        ({"$id": "a", "items": {"$ref": "b#/x"}}, "$ref: 'b#/x' must be '#' or begin with '#/' (at #/items)"),
+        ({"$ref": "http://a.b"}, "$ref: 'http://a.b' must be '#' or begin with '#/' (at #)"),
+        ({"$defs": {"a": {"$id": "a"}}}, "$id: only the root of parameters may have one (at #/$defs/a)"),
+        ({"properties": {"a": {"maxlength": 3}}}, "unknown keyword 'maxlength'; did you mean 'maxLength'? (at #/prop"),
+    ],
+)
+def test_what_is_wrong_in_a_tools_schema_is_told_with_function_and_place(parameters: Any, words: str) -> None:
+    tool = {"type": "function", "function": {"name": "paint", "parameters": parameters}}
+    request = ChatCompletionRequest.model_validate({"messages": [USER], "tools": [tool], "tool_choice": "required"})
+    with pytest.raises(RequestError) as refused:
+        ToolUse.of(request, HERMES)
+    assert str(refused.value).startswith(f"tools: parameters of 'paint': {words}")
+    assert refused.value.param == "tools"
+
+
 def test_tags_that_are_tokens_are_demanded_as_tokens(tokenizer: Any) -> None:
     tagged = deepcopy(tokenizer)
     tagged.add_tokens(["<tool_call>", "</tool_call>"])
@@ -387,9 +440,10 @@ async def test_a_number_that_would_become_another_one_is_named(able: Any, choice
 
 
 async def test_a_schema_of_which_no_grammar_can_be_made_is_named(able: Any) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}
-    response = await able.post("/v1/chat/completions", messages=[USER], tools=[tool], tool_choice="required")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"items": {"type": "nothing"}}}}
+    response = await able.post("/v1/chat/completions", messages=[USER], tools=[CLOCK, tool], tool_choice="required")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+    assert "tools: parameters of 'f': Invalid type: nothing (at #/items)" in response.json()["error"]["message"]
     endless = {"type": "object", "required": ["x"], "properties": {"x": {"$ref": "#"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": endless}}
     response = await able.post("/v1/chat/completions", messages=[USER], tools=[tool], tool_choice="required")

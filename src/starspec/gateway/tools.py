@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from starspec.errors import RequestError
 from starspec.gateway.schema import ChatCompletionRequest, Function, FunctionTool, NamedTool
-from starspec.grammars.finite import NOTHING_FITS, has_finite_text
-from starspec.grammars.keywords import NAMED, check_keywords
+from starspec.grammars.finite import BASES, NOTHING_FITS, has_finite_text
+from starspec.grammars.keywords import NAMED, Misread, check_keywords, walked
 from starspec.quoting import quoted
 from starspec.sampling.grammar import GrammarSpec, check_size
 from starspec.structured_outputs import StructuredOutputsParams
@@ -18,7 +18,9 @@ from starspec.structured_outputs import StructuredOutputsParams
 MAX_CALLS: Final = 16  # of one answer that a grammar demands
 MAX_SCHEMAS: Final = 2**20  # bytes of the schemas of all tools of a request
 SEPARATORS: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 REFERENCE: Final = "$ref"  # a keyword of JSON schemas
+ANCHOR: Final = "$anchor"  # another one: a name for references
 DATA: Final = ("const", "enum", "default", "examples")  # keywords whose values are not schemas
 NO_SYNTAX: Final = (
     "this model's chat template has none of the tool syntaxes that this server reads, which are <tool_call> (Hermes, "
@@ -42,8 +44,6 @@ class ToolSyntax:
             as_tokens: the opening and closing texts are tokens. In a grammar a text is never spelled by such tokens.
         Raises: RequestError if it is too long, or if the schema of a tool can never end or would be read otherwise.
         """
-        for each in tools:
-            _check_parameters(each.function)
         try:
             calls = [self._schema(each, f"#/anyOf/{place}") for place, each in enumerate(tools)]
             schema = {"anyOf": calls, "x-guidance": SEPARATORS}
@@ -67,47 +67,80 @@ class ToolSyntax:
 
     def _schema(self, tool: FunctionTool, place: str) -> dict[str, Any]:
         """Of a call. Args: place: where it will be in the whole schema, as a reference."""
-        function = tool.function
-        parameters = function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
         return {
             "type": "object",
             "properties": {
-                "name": {"const": function.name},
-                self.arguments_key: _moved(parameters, f"{place}/properties/{self.arguments_key}"),
+                "name": {"const": tool.function.name},
+                self.arguments_key: _parameters(tool.function, f"{place}/properties/{self.arguments_key}"),
             },
             "required": ["name", self.arguments_key],
             "additionalProperties": False,
         }
 
 
-def _check_parameters(function: Function) -> None:
-    parameters = function.parameters or {}
+def _parameters(function: Function, place: str) -> Any:
+    """The schema of its arguments, for a place in another schema.
+
+    Raises: RecursionError; RequestError that names the function if the schema can never end, would be read otherwise or
+    cannot be moved.
+    """
+    parameters = function.parameters or NO_PARAMETERS
     try:
         check_keywords(parameters)
         if not has_finite_text(parameters):
             raise ValueError(NOTHING_FITS)
+        base = _base(parameters)
+        _check_references(parameters, base)
     except ValueError as error:
-        raise RequestError(f"tools: parameters of {quoted(function.name)}: {error}", "tools") from error
+        raise wrong_parameters(function, str(error)) from error
+    return _moved({key: each for key, each in parameters.items() if key not in BASES}, place, base)
 
 
-def _moved(schema: Any, place: str, *, has_names: bool = False) -> Any:
-    """The schema with its references to itself, for a place in another schema.
+def wrong_parameters(function: Function, why: str) -> RequestError:
+    return RequestError(f"tools: parameters of {quoted(function.name)}: {why}", "tools")
+
+
+def _base(schema: dict[str, Any]) -> str | None:
+    """What a reference may have before its `#` that leads into this schema."""
+    base = schema.get("$id", schema.get("id"))
+    return base.rstrip("#") if isinstance(base, str) else None
+
+
+def _check_references(schema: dict[str, Any], base: str | None) -> None:
+    """Raises: Misread if one would lead elsewhere in another schema."""
+    for pointer, here in walked(schema):
+        if here is not schema and isinstance(here.get("$id"), str):
+            raise Misread("$id: only the root of parameters may have one", pointer)
+        reference = here.get(REFERENCE)
+        if isinstance(reference, str) and not f"{_local(reference, base)}/".startswith("#/"):
+            raise Misread(f"$ref: {quoted(reference)} must be '#' or begin with '#/'", pointer)
+
+
+def _local(reference: str, base: str | None) -> str:
+    """The reference without the address of the schema that it is in."""
+    address, sharp, rest = reference.partition("#")
+    return (sharp or "#") + rest if address == base else reference
+
+
+def _moved(schema: Any, place: str, base: str | None, *, has_names: bool = False) -> Any:
+    """The schema with its references to itself, for a place in another schema, and without names that none refers to.
 
     Args:
+        base: what references may have before their `#`.
         has_names: its keys are names of schemas, not keywords.
     Raises: RecursionError.
     """
     if isinstance(schema, list):
-        return [_moved(each, place) for each in schema]
+        return [_moved(each, place, base) for each in schema]
     if not isinstance(schema, dict):
         return schema
     moved = {}
     for key, each in schema.items():
-        if has_names or key not in (REFERENCE, *DATA):
-            moved[key] = _moved(each, place, has_names=not has_names and key in NAMED)
-        elif key == REFERENCE and isinstance(each, str) and each.startswith("#"):
-            moved[key] = place + each[1:]
-        else:
+        if has_names or key not in (REFERENCE, ANCHOR, *DATA):
+            moved[key] = _moved(each, place, base, has_names=not has_names and key in NAMED)
+        elif key == REFERENCE and isinstance(each, str):
+            moved[key] = place + _local(each, base)[1:]
+        elif key != ANCHOR:
             moved[key] = each
     return moved
 
@@ -154,6 +187,7 @@ class ToolUse:
     most: int  # calls; later ones are dropped
     demand: StructuredOutputsParams | None  # None: it need not call one
     grammar: GrammarSpec | None = None  # the demand for the model's own vocabulary
+    functions: tuple[Function, ...] = ()  # which the demand is for
 
     @classmethod
     def of(cls, request: ChatCompletionRequest, syntax: ToolSyntax | None) -> ToolUse | None:
@@ -176,4 +210,5 @@ class ToolUse:
         if choice is None or choice == "auto":
             return cls(syntax, most, None)
         grammar = syntax.demand(tools, most, as_tokens=syntax.are_tokens).spec()
-        return cls(syntax, most, syntax.demand(tools, most), grammar)
+        functions = tuple(each.function for each in tools)
+        return cls(syntax, most, syntax.demand(tools, most), grammar, functions)

@@ -19,6 +19,7 @@ from starspec.gateway.schema import (
     ChatCompletionRequest,
     CompletionRequest,
     DrawFields,
+    Function,
     Prediction,
     SamplingFields,
     TokenIds,
@@ -26,11 +27,12 @@ from starspec.gateway.schema import (
 )
 from starspec.gateway.served_model import GenerationDefaults
 from starspec.gateway.speculation import Speculation
-from starspec.gateway.tools import ToolUse
+from starspec.gateway.tools import ToolUse, wrong_parameters
 from starspec.gateway.unsupported import refuse_unsupported
 from starspec.policy.retry_after import NO_TARGET_S
 from starspec.request_specs import check_context, request_specs
 from starspec.sampling_params import SamplingParams
+from starspec.structured_outputs import StructuredOutputsParams
 from starspec.wire.messages import DraftToVerify, RequestSpec
 
 DEFAULT_COMPLETION_TOKENS: Final = 16  # max_tokens of /v1/completions; a chat may fill the context
@@ -115,10 +117,12 @@ class Translator:
         try:
             made = await self._made(_Asked(request, params, [prompt], "messages", limit_param, max_model_len))
         except RequestError as error:
-            is_of_tools = tool_use is not None and tool_use.demand is not None
-            if not (is_of_tools and (error.param or "").startswith("structured_outputs")):
+            if tool_use is None or tool_use.demand is None or not (error.param or "").startswith("structured_outputs"):
                 raise
-            raise RequestError(f"tools: no grammar can be made of their schemas: {error}", "tools") from error
+            for function in tool_use.functions:
+                await self._check_function(request, function)
+            why = str(error).removeprefix(f"{error.param}: ")
+            raise RequestError(f"tools: no grammar can be made of their schemas: {why}", "tools") from error
         is_free = params.structured_outputs is None  # a grammar leaves no room for thoughts
         thinking = await self._codec.thinking_of(prompt) if is_free else None
         is_told = request.include_reasoning is not False
@@ -231,6 +235,14 @@ class Translator:
         if asked.params.grammar is not None:
             await self._form_checks.check(asked.request, asked.params.grammar)
         return await self._codec.run(self._generation_request, asked)
+
+    async def _check_function(self, request: ChatCompletionRequest, function: Function) -> None:
+        """Compile the schema of its arguments alone. Raises: RequestError that names the function, as `_made`."""
+        grammar = StructuredOutputsParams(json=function.parameters or {}).spec()
+        try:
+            await self._form_checks.check(request, grammar)
+        except RequestError as error:
+            raise wrong_parameters(function, str(error).removeprefix(f"{error.param}: ")) from error
 
     def _generation_request(self, asked: _Asked) -> GenerationRequest:
         params = asked.params

@@ -40,14 +40,20 @@ class Misread(ValueError):
 
 def check_keywords(schema: dict[str, Any]) -> None:
     """Raises: Misread, for the first place that would be read otherwise."""
+    for pointer, here in walked(schema):
+        for key, value in here.items():
+            _check(key, value, pointer)
+
+
+def walked(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schema and all within it, also where its references lead, each once and with its JSON pointer."""
     found: list[tuple[str, Any]] = [("#", schema)]
     seen: set[int] = set()
     while found:
         pointer, here = found.pop()
         if isinstance(here, dict) and id(here) not in seen:
             seen.add(id(here))
-            for key, value in here.items():
-                _check(key, value, pointer)
+            yield pointer, here
             found += reversed([(pointer + step, each) for step, each in subschemas(here)])
             if isinstance(here.get("$ref"), str):
                 found.append((here["$ref"], referred(schema, here["$ref"])))
