@@ -440,6 +440,26 @@ def test_an_empty_key_in_the_environment_opens_no_server(command, starspec, monk
     assert "STARSPEC_API_KEY is empty: give a key, or unset it" in outcome.err
 
 
+@pytest.mark.parametrize("key", ["schlüssel", "a\nb", " a", "a ", "\x7f", "\udcff"])
+@pytest.mark.parametrize("is_variable", [False, True])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("up", "--target", "x"),
+        ("gateway", "--endpoint", "tcp://127.0.0.1:7800", "--target", "synthetic:"),
+        ("top",),
+        ("chat",),
+    ],
+)
+def test_a_key_that_cannot_be_sent_is_refused(command, is_variable, key, starspec, monkeypatch) -> None:
+    if is_variable:
+        monkeypatch.setenv("STARSPEC_API_KEY", key)
+    outcome = starspec(*command, *(() if is_variable else ("--api-key", key)))
+    assert outcome.code == 2
+    assert "the API key must be of printable ASCII characters" in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
 def test_dashes_in_keys_count_as_underscores(starspec) -> None:
     outcome = starspec(*GENERATE, "--draft", "a", "--speculative-config", '{"num-speculative-tokens": 99}')
     assert "num_speculative_tokens must be 0 to 64" in outcome.err

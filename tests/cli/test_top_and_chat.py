@@ -195,6 +195,23 @@ def test_a_wrong_key_is_one_sentence(command: str, gateway: Any, starspec: Calla
     assert canned.keys == ["Bearer wrong"]
 
 
+@pytest.mark.parametrize("command", ["top", "chat"])
+@pytest.mark.parametrize("url", ["http://[::1", "http://a:b:c", "a:b:c", "http://a\x01b/", "http://\udcff"])
+def test_what_is_no_address_is_one_sentence(command: str, url: str, starspec: Callable[..., Any]) -> None:
+    outcome = starspec(command, url)
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"starspec: {url!a} is not the address of a gateway, as http://127.0.0.1:8000: ")
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70 + ".b"])
+def test_a_host_that_cannot_be_is_one_sentence(host: str, starspec: Callable[..., Any]) -> None:
+    outcome = starspec("top", host)
+    assert outcome.code == 1
+    assert outcome.err.startswith(f"starspec: the gateway at http://{host} does not answer: ")
+    assert outcome.err.count("\n") == 1
+
+
 HTML = b"<html>It works!</html>"
 OF_ANOTHER_RELEASE = b'data: {"targets": 3}\n\n'
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from starspec.config.checks import check_api_key
 from starspec.config.option import NETWORK, NONE_GIVEN
-from starspec.errors import StarspecError
+from starspec.errors import ConfigError, StarspecError
+from starspec.quoting import quoted
 
 if TYPE_CHECKING:
     import httpx
@@ -35,7 +37,10 @@ ApiKey = Annotated[
 
 
 class GatewayClient:
-    """A running gateway. Each method raises a StarspecError with a sentence if the gateway does not answer."""
+    """A running gateway. Each method raises a StarspecError with a sentence if the gateway does not answer.
+
+    Raises: ConfigError if the address or the key can be none.
+    """
 
     def __init__(self, url: str, api_key: str | None) -> None:
         import httpx  # noqa: PLC0415 (a tenth of a second)
@@ -44,9 +49,14 @@ class GatewayClient:
         for page in PAGES:
             address = address.removesuffix(page)
         self.url = address if "://" in address else f"http://{address}"
+        if api_key is not None:
+            check_api_key(api_key)
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
+        try:
+            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"{quoted(url)} is not the address of a gateway, as {DEFAULT_URL}: {error}") from error
 
     def views(self) -> Iterator[StarView]:
         """The star, twice a second, until the gateway stops."""
@@ -111,7 +121,7 @@ class GatewayClient:
 
         try:
             yield
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise StarspecError(f"the gateway at {self.url} does not answer: {error}") from error
 
 

@@ -18,6 +18,7 @@ from starspec.quoting import quoted
 T = TypeVar("T")
 
 NAME: Final = re.compile(r"\w(?:[\w./:@+-]*[\w.+-])?")
+SENDABLE: Final = re.compile("[!-~](?:[ -~]*[!-~])?")  # as a part of an HTTP header, unchanged
 SURE: Final = 0.75  # likeness of two words, from which on one is meant for the other
 ONE_DEVICE: Final = "each model runs on one device"
 VLLM_DEFAULTS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
@@ -161,6 +162,14 @@ def check_name(name: str, what: str) -> None:
         raise ConfigError(
             f"{what} {quoted(name)} is not a name: it must be letters, digits and any of . _ - / : @ + between them, "
             "as in org/model-7b"
+        )
+
+
+def check_api_key(key: str) -> None:
+    """Raises: ConfigError if not every client can send the key."""
+    if not SENDABLE.fullmatch(key):
+        raise ConfigError(
+            "the API key must be of printable ASCII characters, without spaces around it: no other is sent"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from starspec.config.checks import check_name, check_words
+from starspec.config.checks import check_api_key, check_name, check_words
 from starspec.config.network import LOOPBACK, AuditLogFile, Insecure, Keys, ShutdownTimeout, check_host
 from starspec.config.option import A_MODEL, LIMITS, MODELS, NETWORK, NONE_GIVEN, Option
 from starspec.errors import ConfigError
@@ -110,6 +110,8 @@ class GatewayConfig:
             check_name(self.served_model_name, "--served-model-name")
         if self.api_key == "":
             raise ConfigError("the API key is empty: give one, or leave it out to ask for none")
+        if self.api_key is not None:
+            check_api_key(self.api_key)
         twice = [each for number, each in enumerate(self.targets) if each in self.targets[:number]]
         if twice:
             raise ConfigError(f"--endpoint {twice[0]} is given twice: give each target once")
