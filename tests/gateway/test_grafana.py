@@ -23,7 +23,8 @@ from starspec.stats import (
 )
 from starspec.wire.messages import HubStatus, TargetStatus
 
-DASHBOARD: Final = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text(encoding="utf-8"))
+DOCS: Final = Path(__file__).parents[2] / "docs"
+DASHBOARD: Final = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))
 PANELS: Final = DASHBOARD["panels"]
 
 
@@ -78,3 +79,8 @@ def test_panels_lie_beside_each_other_and_have_numbers_of_their_own() -> None:
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) < 24
     assert len({each["id"] for each in PANELS}) == len(PANELS)
+
+
+def test_the_page_lists_all_panels_in_their_order() -> None:
+    page = " ".join((DOCS / "dashboard.md").read_text(encoding="utf-8").split())
+    assert f" {'; '.join(each['title'] for each in PANELS)} ``` " in page
