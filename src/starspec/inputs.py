@@ -33,14 +33,17 @@ def unwrapped(prompt: Prompt) -> str | Sequence[int]:
         for key in prompt:
             if key not in PROMPT_KEYS:
                 raise RequestError(f"a prompt has no key '{key}'{nearest(str(key), PROMPT_KEYS)}", "prompt")
-        found = next((prompt[key] for key in PROMPT_KEYS if prompt.get(key) is not None), None)
+        key, found = next(((key, prompt[key]) for key in PROMPT_KEYS if prompt.get(key) is not None), ("", None))
+        if key == "prompt_token_ids" and not _are_ids(found):
+            raise RequestError("prompt_token_ids must be a list of token ids", "prompt")
     if not isinstance(found, str) and not _are_ids(found):
         raise RequestError("a prompt must be text or a list of token ids", "prompt")
     return cast("str | Sequence[int]", found)
 
 
 def _are_ids(found: object) -> bool:
-    return isinstance(found, Sequence) and all(isinstance(each, int) for each in found)
+    is_list = isinstance(found, Sequence) and not isinstance(found, str | bytes | bytearray | memoryview)
+    return is_list and all(isinstance(each, int) for each in cast("Sequence[object]", found))
 
 
 def params_for(

@@ -257,3 +257,10 @@ async def test_the_description_of_the_api_leaves_the_dashboard_out(gateway: Any)
     paths = (await gateway.http.get("/openapi.json")).json()["paths"]
     assert "/v1/completions" in paths
     assert not [path for path in paths if path.startswith("/dashboard")]
+
+
+def test_the_playground_asks_nothing_with_an_empty_number() -> None:
+    """The browser keeps such a form; an empty field would count as 0."""
+    numbers = re.findall(r'<input [^>]*type="number"[^>]*>', PAGE_FILES["/dashboard"].content.decode())
+    assert len(numbers) == 3
+    assert all(" required " in each for each in numbers)

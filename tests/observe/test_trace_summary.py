@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -97,3 +98,40 @@ def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, content: bytes | No
         file.write_bytes(content)
     with pytest.raises(ConfigError, match=why):
         summarize(file)
+
+
+WORK = {"ph": "X", "pid": 1, "cat": "verify", "name": "verify", "ts": 0, "dur": 1, "args": {}}
+
+
+def write(path: Path, **changes: object) -> Path:
+    name = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": changes.pop("process", "target-0")}}
+    path.write_text(json.dumps({"traceEvents": [name, {**WORK, **changes}]}))
+    return path
+
+
+def test_the_work_that_the_wrong_ones_are_made_of_is_right(tmp_path: Path) -> None:
+    assert summarize(write(tmp_path / "trace.json")).span_s == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"args": None},
+        {"args": [1]},
+        {"args": {"queue_ms": None}},
+        {"args": {"queue_ms": float("nan")}},
+        {"ts": float("nan")},
+        {"ts": float("inf")},
+        {"ts": 10**400},
+        {"dur": float("nan")},
+        {"dur": -1},
+        {"dur": "1"},
+        {"cat": 3},
+        {"name": None},
+        {"process": ["target-0"]},
+        {"process": None},
+    ],
+)
+def test_a_trace_with_something_of_a_wrong_kind_is_refused_by_name(tmp_path: Path, changes: dict) -> None:
+    with pytest.raises(ConfigError, match="is not a trace of starspec"):
+        summarize(write(tmp_path / "trace.json", **changes))

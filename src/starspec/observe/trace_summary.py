@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final, NamedTuple
@@ -134,7 +135,7 @@ def _slices(path: Path) -> list[_Slice]:
         found = [_slice(names[each["pid"]], each) for each in events if each["ph"] == "X"]
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"'{path}' is not a trace of starspec (--trace writes one)") from error
     if not found:
         raise ConfigError(f"'{path}' has no slices: nothing was asked of the star while it ran")
@@ -142,8 +143,14 @@ def _slices(path: Path) -> list[_Slice]:
 
 
 def _slice(process: str, event: Mapping[str, Any]) -> _Slice:
-    start_s = event["ts"] / 1e6
-    return _Slice(process, event["cat"], event["name"], (start_s, start_s + event["dur"] / 1e6), event["args"])
+    """Raises: ValueError, TypeError, KeyError or OverflowError if it is none of starspec."""
+    start_s, seconds, args = event["ts"] / 1e6, event["dur"] / 1e6, event["args"]
+    words = process, event["cat"], event["name"]
+    if not isinstance(args, dict) or not all(isinstance(each, str) for each in words):
+        raise TypeError(args, words)
+    if seconds < 0 or not all(map(isfinite, (start_s, seconds, args.get("queue_ms", 0.0)))):
+        raise ValueError(start_s, seconds)
+    return _Slice(*words, (start_s, start_s + seconds), args)
 
 
 def _of(slices: Iterable[_Slice], *, track: str | None = None, name: str | None = None) -> list[_Slice]:
