@@ -88,7 +88,14 @@ MISSPELT = {
         "propertys": "properties",
     },
     **{"ref": "$ref", "enums": "enum", "item": "items", "require": "required", "anyof": "anyOf", "IF": "if"},
-    **{"min_length": "minLength", "minimun": "minimum", "exclusiveMininum": "exclusiveMinimum", "consts": "const"},
+    **{
+        "min_length": "minLength",
+        "any_of": "anyOf",
+        "prefix-items": "prefixItems",
+        "minimun": "minimum",
+        "exclusiveMininum": "exclusiveMinimum",
+        "consts": "const",
+    },
 }
 OTHERS = [
     *("id", "$id", "$schema", "$anchor", "$defs", "defs", "title", "titel", "description", "default", "example"),

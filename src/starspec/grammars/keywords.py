@@ -93,8 +93,8 @@ def _check(key: str, value: Any, pointer: str) -> None:
 
 
 def _is_like(key: str, known: str) -> bool:
-    """Whether it differs from a keyword in case, or in so little at one place that it is surely meant for it."""
-    if key.lower() == known.lower():
+    """Whether it differs from a keyword in case, in dashes, or so little at one place that it surely means it."""
+    if key.lower().replace("_", "").replace("-", "") == known.lower():
         return True
     if len(known) < SURE_LEN or abs(len(key) - len(known)) > 1 or key in OTHERS:
         return False
