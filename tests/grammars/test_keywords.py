@@ -124,8 +124,8 @@ def test_no_keyword_and_no_other_word_is_refused_as_misspelt() -> None:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ({"minimum": 3, "exclusiveMinimum": True}, "exclusiveMinimum must be a number, in place of 'minimum': only"),
-        ({"exclusiveMaximum": False}, "exclusiveMaximum must be a number, in place of 'maximum': only draft 4"),
+        ({"exclusiveMinimum": True}, "exclusiveMinimum must be a number, or stand beside 'minimum' as in draft 4"),
+        ({"minimum": 1, "exclusiveMaximum": False}, "exclusiveMaximum must be a number, or stand beside 'maximum'"),
         ({"multipleOf": 0}, "multipleOf must be above 0, not 0 (at #)"),
         ({"multipleOf": -0.5}, "multipleOf must be above 0, not -0.5 (at #)"),
     ],
@@ -134,6 +134,12 @@ def test_what_is_no_bound_is_refused(schema: dict[str, Any], words: str) -> None
     with pytest.raises(Misread) as refused:
         check_keywords(schema)
     assert str(refused.value).startswith(words)
+
+
+def test_bounds_of_draft_4_are_kept() -> None:
+    schema = {"type": "integer", "minimum": 3, "exclusiveMinimum": True, "maximum": 9, "exclusiveMaximum": False}
+    spec = GrammarSpec("json", json.dumps(schema))
+    assert [number for number in range(12) if fits(spec, str(number))] == [4, 5, 6, 7, 8, 9]
 
 
 def test_very_many_unknown_words_cost_little() -> None:

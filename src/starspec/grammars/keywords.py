@@ -42,7 +42,7 @@ def check_keywords(schema: dict[str, Any]) -> None:
     """Raises: Misread, for the first place that would be read otherwise."""
     for pointer, here in walked(schema):
         for key, value in here.items():
-            _check(key, value, pointer)
+            _check(key, value, here, pointer)
 
 
 def walked(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -75,11 +75,11 @@ def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _check(key: str, value: Any, pointer: str) -> None:
+def _check(key: str, value: Any, here: dict[str, Any], pointer: str) -> None:
     if key in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
-        raise Misread(
-            f"{key} must be a number, in place of '{key[9:].lower()}': only draft 4 has true and false", pointer
-        )
+        bound = key.removeprefix("exclusive").lower()
+        if bound not in here:  # beside it, true and false are draft 4
+            raise Misread(f"{key} must be a number, or stand beside '{bound}' as in draft 4", pointer)
     if key in (*BOUNDS, "const", "enum"):
         for number in _numbers(value):
             if not abs(number) <= MAX_NUMBER:  # nor is NaN
