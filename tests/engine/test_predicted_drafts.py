@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from msgspec.structs import replace
 from toy import VOCAB_SIZE, WordTokenizer, next_of
 from toy_hub import CHAINS_OF_FOUR, STEP_S, SlowRunner, ToyHub, VirtualClock
 
-from starspec.config import LengthConfig, ModelConfig, SpeculativeConfig, TargetConfig
+from starspec.config import LengthConfig, ModelConfig, Policy, SpeculativeConfig, TargetConfig
 from starspec.engine.drafts import DraftsForSome, NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.predicted_drafts import MAX_STEPS, with_predictions
@@ -71,7 +71,7 @@ class Bench:
     def make_runner(self) -> SlowRunner:
         return SlowRunner(self.clock)
 
-    def submit(self, name: str, prompt: list[int], prediction: list[int] | None = None, **given: int | None) -> None:
+    def submit(self, name: str, prompt: list[int], prediction: list[int] | None = None, **given: Any) -> None:
         spec = RequestSpec(prompt, SamplingSpec(temperature=0.0), max_tokens=NUM_TOKENS, prediction=prediction, **given)
         self.engine.submit(RequestId(name), spec)
 
@@ -110,7 +110,7 @@ def test_where_the_answer_leaves_the_prediction_it_comes_back_to_it() -> None:
 
 @pytest.mark.parametrize("policy", ["fixed", "goodput"])
 @pytest.mark.parametrize("prediction", [[], [0], [7] * 90, truth()[::-1]], ids=["empty", "one", "same", "backwards"])
-def test_a_wrong_prediction_costs_no_token(prediction: list[int], policy: str) -> None:
+def test_a_wrong_prediction_costs_no_token(prediction: list[int], policy: Policy) -> None:
     bench = Bench(speculative=SpeculativeConfig(length=LengthConfig(policy=policy)))
     stats = bench.answer(prediction)
     assert stats.num_accepted_prediction_tokens < NUM_TOKENS / 2
@@ -131,6 +131,20 @@ def test_a_hub_drafts_for_the_others_of_a_batch_only() -> None:
     assert bench.request_stats["predicted"].acceptance.num_forwards == 2
     assert 2 < bench.request_stats["other"].acceptance.num_forwards < NUM_TOKENS / 2
     assert bench.request_stats["other"].num_prediction_tokens == 0
+
+
+@pytest.mark.parametrize("asked", get_args(Policy))
+@pytest.mark.parametrize("others", [NoDrafts(), None], ids=["no drafts", "hub"])
+def test_whatever_policy_is_asked_for_a_prediction_is_used_and_its_neighbours_are_answered(
+    others: DraftsForSome | None, asked: Policy
+) -> None:
+    bench, neighbours = Bench(others, SpeculativeConfig()), {"n0": [1, 2, 3], "n1": [4, 5, 6]}
+    for name, prompt in neighbours.items():
+        bench.submit(name, prompt)
+    bench.submit("predicted", PROMPT, truth(), length_policy=asked)
+    bench.finish()
+    assert bench.tokens == {"predicted": truth(), **{name: truth(prompt) for name, prompt in neighbours.items()}}
+    assert bench.request_stats["predicted"].num_accepted_prediction_tokens > NUM_TOKENS / 2
 
 
 class Polled(NoDrafts):

@@ -191,6 +191,18 @@ async def test_a_request_may_ask_for_a_length_policy(gateway: Any) -> None:
         assert list(gateway.target.submitted.values())[-1].length_policy == policy
 
 
+async def test_a_request_with_a_prediction_may_ask_for_a_length_policy(gateway: Any) -> None:
+    await gateway.client.chat.completions.create(
+        model="toy-model",
+        messages=[{"role": "user", "content": "hi"}],
+        prediction={"type": "content", "content": "hello"},
+        extra_body={"speculative": {"length": {"policy": "dsde"}}},
+    )
+    submitted = list(gateway.target.submitted.values())[-1]
+    assert submitted.length_policy == "dsde"
+    assert submitted.prediction
+
+
 async def test_relaxed_verification_is_asked_for_by_request_and_labelled(gateway: Any) -> None:
     for asked, tau in (({"relaxed": {"tau": 0.25}}, 0.25), ({"relaxed": {"tau": 0}}, 0.0), ({"relaxed": None}, 0.0)):
         reply = await gateway.client.completions.create(

@@ -188,7 +188,10 @@ def with_predictions(
 
 
 def _config_of(speculative: SpeculativeConfig) -> SpeculativeConfig:
-    """What holds for drafts from predictions: the others' bounds by batch size, and their kind of policy."""
+    """What holds for drafts from predictions: the others' bounds by batch size, and their kind of policy.
+
+    A prediction has no probabilities, so a policy that needs them does not fit, whoever asks for it.
+    """
     is_fixed = speculative.length.policy == "fixed"
     return SpeculativeConfig(
         method="ngram",

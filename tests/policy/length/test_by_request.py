@@ -45,6 +45,14 @@ def test_without_wishes_the_targets_policy_sees_the_whole_round() -> None:
     assert usual.shown == [snapshot]
 
 
+def test_a_policy_that_does_not_fit_the_drafter_gives_way_to_its_own() -> None:
+    usual, other = Watched(1), Watched(2)
+    asked: list[Policy | None] = ["dsde", "fixed", None, "adaedl"]
+    snapshot = RoundSnapshot(sequences=[replace(ANY, policy_asked=each) for each in asked], num_sequences=4)
+    assert [each.budget.num_steps for each in ByRequest(usual, {"fixed": other}).choose(snapshot)] == [1, 2, 1, 1]
+    assert [len(each.sequences) for each in usual.shown] == [3]
+
+
 def test_a_requests_policy_has_the_configs_depth_or_its_own_usual_one() -> None:
     def length(config: SpeculativeConfig, asked: Policy) -> int:
         sequence = replace(ANY, policy_asked=asked)

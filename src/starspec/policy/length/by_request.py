@@ -14,8 +14,8 @@ class ByRequest:
     """Each policy chooses for its own sequences together. It knows only the number of the others in the round.
 
     Args:
-        default: of sequences that ask for none.
-        policies: all that may be asked for.
+        default: of sequences that ask for none, or for one that does not fit this drafter.
+        policies: all that fit it.
     """
 
     default: LengthPolicy
@@ -23,7 +23,7 @@ class ByRequest:
 
     def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
         """As LengthPolicy."""
-        asked = [each.policy_asked for each in snapshot.sequences]
+        asked = [each.policy_asked if each.policy_asked in self.policies else None for each in snapshot.sequences]
         if not any(asked):
             return self.default.choose(snapshot)
         chosen: dict[int, Choice] = {}
