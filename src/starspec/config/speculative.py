@@ -17,7 +17,7 @@ from starspec.speculation.acceptance import SampleMethod
 from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
 
 Policy = Literal["goodput", "fixed", "confidence", "adaedl", "dsde"]
-DEPTHS: Final[Mapping[Policy, int]] = {"goodput": 8, "fixed": 4, "confidence": 8, "adaedl": 8, "dsde": 4}
+DEPTHS: Final[Mapping[Policy, int]] = {"goodput": 8, "fixed": 4, "confidence": 8, "adaedl": 8, "dsde": 8}
 TREE_DEPTH: Final = 4  # deeper trees need as many forwards as deeper chains, for paths that are rarely right
 DOUBT: Final = 0.4  # `draft_p_min` under the policies "confidence" and "goodput" if none is given
 NUM_STATED: Final = 16  # likeliest tokens after each node, from which policy "dsde" learns the divergence

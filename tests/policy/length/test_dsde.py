@@ -19,7 +19,7 @@ from starspec.policy.length.dsde import MIN_LENGTH, Dsde, length_cap, predicted_
 from starspec.policy.length.snapshot import RoundSnapshot, SequenceSnapshot
 from starspec.speculation.budget import DraftBudget
 
-FIRST = DraftBudget.chain(5)
+MOST = DraftBudget.chain(10)
 
 
 def history(num_accepted: int = 6, kld: float = 0.1, later: list[list[float]] | None = None) -> DivergenceHistory:
@@ -37,7 +37,7 @@ def chosen(*histories: DivergenceHistory, is_capped: bool = True, **fields: int)
         SequenceSnapshot(divergence=each, **{"max_remaining_tokens": 100, **fields})  # type: ignore[arg-type]
         for each in histories
     ]
-    policy = Dsde(FIRST, is_capped=is_capped)
+    policy = Dsde(MOST, is_capped=is_capped)
     return [each.budget.num_draft_tokens for each in policy.choose(RoundSnapshot(sequences=sequences, num_sequences=1))]
 
 
@@ -90,7 +90,7 @@ def test_equation_11_caps_by_the_mean() -> None:
     long, short = history(num_accepted=10, kld=0.0), history(num_accepted=2, kld=0.0)
     assert chosen(long, short, short, is_capped=False) == [10, 2, 2]
     assert chosen(long, short, short) == [5, 2, 2]  # (10 + 2 + 2) / 3 = 4.67
-    choices = Dsde(FIRST).choose(
+    choices = Dsde(MOST).choose(
         RoundSnapshot(
             sequences=[SequenceSnapshot(max_remaining_tokens=99, divergence=each) for each in (long, short)],
             num_sequences=2,
@@ -100,7 +100,7 @@ def test_equation_11_caps_by_the_mean() -> None:
     assert chosen(long) == [10]  # a batch of one is its own cap
 
 
-def test_sequences_that_calibrate_ask_for_the_configured_length_and_do_not_move_the_cap() -> None:
+def test_sequences_that_calibrate_ask_for_half_the_limit_and_do_not_move_the_cap() -> None:
     new = DivergenceHistory()
     assert chosen(new) == [5]
     assert chosen(history(num_accepted=10, kld=0.0), new) == [10, 5]
@@ -112,7 +112,7 @@ def test_sequences_that_calibrate_ask_for_the_configured_length_and_do_not_move_
     assert chosen(new) == [9]
 
 
-def test_a_hub_that_sends_no_signals_leaves_the_configured_length() -> None:
+def test_a_hub_that_sends_no_signals_leaves_half_the_limit() -> None:
     silent = DivergenceHistory()
     for _ in range(50):
         silent.add_round([], 5)
@@ -130,6 +130,28 @@ def test_a_draft_that_excludes_the_targets_token_gives_the_least_length_and_late
 def test_nothing_accepted_in_calibration_is_the_least_length() -> None:
     assert chosen(history(num_accepted=0)) == [MIN_LENGTH]
     assert chosen(history(num_accepted=1)) == [MIN_LENGTH]
+
+
+@pytest.mark.parametrize(
+    ("most", "calibrating", "found"), [(0, 0, 0), (1, 1, 1), (2, 1, 2), (3, 2, 3), (4, 2, 4), (8, 4, 8), (20, 10, 10)]
+)
+def test_no_length_is_above_the_limit(most: int, calibrating: int, found: int) -> None:
+    policy = Dsde(DraftBudget.chain(most))
+    calm = [SequenceSnapshot(max_remaining_tokens=99, divergence=history(num_accepted=10, kld=0.0))] * 2
+    new = SequenceSnapshot(max_remaining_tokens=99)
+    choices = policy.choose(RoundSnapshot(sequences=[*calm, new], num_sequences=3))
+    assert [each.budget.num_steps for each in choices] == [found, found, calibrating]
+    assert choices[0].reason == ("off" if not most else "cap" if most < 10 else "doubt")
+
+
+def test_the_limit_of_a_tree_is_its_depth() -> None:
+    (choice,) = Dsde(DraftBudget(24, 4, 3)).choose(
+        RoundSnapshot(
+            sequences=[SequenceSnapshot(max_remaining_tokens=99, divergence=history(num_accepted=9, kld=0.0))],
+            num_sequences=1,
+        )
+    )
+    assert choice.budget == DraftBudget(24, 4, 3)
 
 
 def test_what_remains_and_what_a_request_asks_for_come_first() -> None:

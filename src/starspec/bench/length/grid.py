@@ -50,7 +50,7 @@ class WithoutWaits:
 
 POLICIES: Final[dict[str, LengthPolicy]] = {
     "goodput": Goodput(DraftBudget.chain(MOST.num_steps, DOUBT)),
-    "dsde": Dsde(DraftBudget.chain(5)),
+    "dsde": Dsde(DraftBudget.chain(10)),
     "adaedl": AdaEdl(MOST),
     "confidence": FixedLength(DraftBudget.chain(MOST.num_steps, DOUBT)),
     "without waits": WithoutWaits(MOST),

@@ -31,8 +31,8 @@ CAPPED, UNCAPPED = "dsde", "dsde without cap"
 POLICIES: Final[dict[str, LengthPolicy]] = {
     "plain": FixedLength(DraftBudget.chain(0)),
     "fixed 4": FixedLength(DraftBudget.chain(4)),
-    CAPPED: Dsde(DraftBudget.chain(5)),
-    UNCAPPED: Dsde(DraftBudget.chain(5), is_capped=False),
+    CAPPED: Dsde(DraftBudget.chain(10)),
+    UNCAPPED: Dsde(DraftBudget.chain(10), is_capped=False),
     "goodput": Goodput(MOST),
 }
 

@@ -37,28 +37,35 @@ class Dsde:
     """Lengths by sequence and round.
 
     Args:
-        calibrating: what a sequence asks for in its first rounds.
+        budget: the most to ask for. In its first rounds a sequence asks for half of it: the longest length that they
+            can show is twice as long (equation 1).
         is_capped: whether the mean is the cap.
     """
 
-    calibrating: DraftBudget
+    budget: DraftBudget
     is_capped: bool = True
 
     def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
         """As LengthPolicy. A request's own depth is kept."""
-        predicted = [predicted_length(each.divergence) for each in snapshot.sequences]
-        known = [each for each in predicted if each is not None]
+        lengths = [self._length_of(each) for each in snapshot.sequences]
+        known = [each for each in lengths if each is not None]
         cap = length_cap(known) if known and self.is_capped else None
-        return [self._choice_of(*each, cap) for each in zip(snapshot.sequences, predicted, strict=True)]
+        return [self._choice_of(*each, cap) for each in zip(snapshot.sequences, lengths, strict=True)]
+
+    def _length_of(self, sequence: SequenceSnapshot) -> float | None:
+        """The predicted length within the limit; None = it calibrates."""
+        predicted = predicted_length(sequence.divergence)
+        return None if predicted is None else min(predicted, self.budget.num_steps)
 
     def _choice_of(self, sequence: SequenceSnapshot, length: float | None, cap: float | None) -> Choice:
+        most = self.budget.num_steps
         if sequence.num_steps_asked is not None:
-            return Choice.of(sequence.fitting(self.calibrating.with_steps(sequence.num_steps_asked)))
+            return Choice.of(sequence.fitting(self.budget.with_steps(sequence.num_steps_asked)))
         if length is None:
-            return Choice.of(sequence.fitting(self.calibrating), "probe")
-        is_cut = cap is not None and cap < length
-        budget = self.calibrating.with_steps(_rounded(cap if cap is not None and is_cut else length))
-        return Choice.of(sequence.fitting(budget), "cap" if is_cut else "doubt")
+            return Choice.of(sequence.fitting(self.budget.with_steps(_rounded(most / 2))), "probe")
+        capped = length if cap is None else min(length, cap)
+        budget = self.budget.with_steps(_rounded(capped))
+        return Choice.of(sequence.fitting(budget), "cap" if capped < length or length == most else "doubt")
 
 
 def _rounded(length: float) -> int:
