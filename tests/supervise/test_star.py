@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -17,6 +17,7 @@ from starspec.config import (
     SpeculativeConfig,
     TargetConfig,
 )
+from starspec.draft_methods import DRAFT_METHODS, DraftMethod
 from starspec.errors import ConfigError
 from starspec.supervise.child import ChildSpec
 from starspec.supervise.star import StarConfig, StarPorts, child_environment, star_specs
@@ -26,7 +27,7 @@ SELF_DRAFT = SpeculativeConfig(model="toy", quantization="int4", num_speculative
 
 
 def star(**fields: object) -> StarConfig:
-    values = {
+    values: dict[str, Any] = {
         "model": ModelConfig(model="toy"),
         "num_targets": 2,
         "target": TargetConfig(),
@@ -96,6 +97,15 @@ def test_all_read_the_draft_that_was_asked_for(said: dict[str, int]) -> None:
     children = specs(star(speculative=speculative))
     for name in ("hub", "target-0"):
         assert told(children[name]).speculative.budget == speculative.budget
+
+
+@pytest.mark.parametrize("method", get_args(DraftMethod))
+def test_the_targets_take_the_length_policies_that_fit_the_drafts(method: DraftMethod) -> None:
+    model = "toy" if DRAFT_METHODS[method].needs_model else None
+    speculative = SpeculativeConfig(method=method, model=model)
+    target = told(specs(star(speculative=speculative))["target-0"])
+    assert target.speculative.request_policies.keys() == speculative.request_policies.keys()
+    assert ("dsde" in target.speculative.request_policies) == (method != "ngram")
 
 
 def test_the_hub_is_told_whose_vocabulary_it_has_to_share() -> None:

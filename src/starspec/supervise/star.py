@@ -224,8 +224,6 @@ def trace_part(folder: Path, name: str) -> Path:
 
 
 def _of_target(speculative: SpeculativeConfig, hub_endpoint: str) -> SpeculativeConfig:
-    """What a target needs to know. How the hub drafts is the hub's business."""
+    """What a target needs to know. The method says which length policies fit; all else about the draft is the hub's."""
     remote = replace(speculative.remote, endpoint=hub_endpoint)
-    return replace(
-        speculative, method="draft_model", model=None, quantization="none", device=None, run_ahead=None, remote=remote
-    )
+    return replace(speculative, model=None, quantization="none", device=None, run_ahead=None, remote=remote)
