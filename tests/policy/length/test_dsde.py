@@ -9,7 +9,6 @@ import pytest
 from starspec.policy.length.divergence import (
     CALIBRATION_ROUNDS,
     DECAY,
-    LONG_WINDOW,
     MAX_KLD,
     Calibration,
     DivergenceHistory,
@@ -59,21 +58,62 @@ def test_equations_5_to_7_weigh_newer_values_more() -> None:
     assert weighted_variance([]) == weighted_variance([2.0]) == weighted_variance([2.0, 2.0]) == 0.0
 
 
+# By hand: one position of 1.0 among zeros has the share p of the weights, and the variance p - p^2.
+# 10 weights: (1 - 0.85^10) / 0.15 = 5.35417. 30 weights: (1 - 0.85^30) / 0.15 = 6.61579.
+# Newest position, weight 1:          p = 0.186770 and 0.151154, variances 0.151887 and 0.128306, WVIR 1.18378.
+# Tenth position, 0.85^9 = 0.231617:  p = 0.043259 and 0.035010, variances 0.041388 and 0.033784, WVIR 1.22507.
+NEWEST, TENTH = 1.18378, 1.22507
+
+
+def varied(last: list[float], num_accepted: int = 10) -> DivergenceHistory:
+    """A position that the long window forgets, four rounds of five zeros, and ten positions, in order."""
+    made = DivergenceHistory()
+    for klds in [[0.0] * 5] * 4:
+        made.add_round(klds, num_accepted)
+    made.add_round([9.0], 0)
+    for klds in ([0.0] * 8, [0.0] * 12, last):
+        made.add_round(klds, 0)
+    return made
+
+
+def test_the_first_four_rounds_with_signals_calibrate() -> None:
+    rounds = [([0.1, 0.3], 3), ([0.2], 5), ([0.0, 0.4], 2), ([0.8], 4)]
+    made = DivergenceHistory()
+    for klds, num_accepted in rounds:
+        assert made.calibration is None
+        made.add_round(klds, num_accepted)
+    made.add_round([9.0], 9)
+    assert made.calibration is not None
+    assert made.calibration == pytest.approx((5, 1.8 / 6, 0.8))
+    assert made.calibration.max_length == pytest.approx(5 * (1 + 0.3 / 0.8), rel=1e-5)
+
+
 def test_equation_4_is_the_variance_of_ten_positions_by_that_of_thirty() -> None:
-    quiet_then_wild = DivergenceHistory()
-    quiet_then_wild.add_round([0.1] * 20, 1)
-    quiet_then_wild.add_round([0.0, 1.0] * 5, 1)
-    assert quiet_then_wild.variance_ratio > 1.0
-    wild_then_quiet = DivergenceHistory()
-    wild_then_quiet.add_round([0.0, 1.0] * 10, 1)
-    wild_then_quiet.add_round([0.1] * 10, 1)
-    assert wild_then_quiet.variance_ratio == 0.0
-    newest_first = [*[0.1] * 10, *[1.0, 0.0] * 10]
-    assert weighted_variance(newest_first) > 0.0
-    forgotten = DivergenceHistory()
-    forgotten.add_round([9.0], 1)
-    forgotten.add_round([0.5] * LONG_WINDOW, 1)
-    assert forgotten.variance_ratio == 1.0  # nothing varies in the long window
+    assert varied([*[0.0] * 9, 1.0]).variance_ratio == pytest.approx(NEWEST, abs=1e-5)
+    assert varied([1.0, *[0.0] * 9]).variance_ratio == pytest.approx(TENTH, abs=1e-5)
+    assert varied([*[0.0] * 9, 0.5]).variance_ratio == pytest.approx(NEWEST, abs=1e-5)  # whatever the unit is
+    assert varied([1.0, *[0.0] * 10]).variance_ratio == 0.0  # the eleventh is no part of the short window
+    assert varied([0.0] * 10).variance_ratio == 1.0  # nothing varies in the long window
+
+
+def test_equations_2_and_8_multiply_the_scale_factor_by_the_variance_ratio() -> None:
+    # SL_max = 10: calibration saw zeros. Mean KLD 0.05: SF = e^0.1 - 1 = 0.105171, penalty 0.124499
+    assert predicted_length(varied([*[0.0] * 9, 0.5])) == pytest.approx(2 + (1 - 0.124499) * 8, abs=1e-4)
+    # mean 0.2: SF = e^0.4 - 1 = 0.491825, penalties 0.582213 and 0.602520; 5.34 and 5.18 tokens
+    assert predicted_length(varied([*[0.0] * 9, 2.0])) == pytest.approx(2 + (1 - 0.582213) * 8, abs=1e-4)
+    assert predicted_length(varied([2.0, *[0.0] * 9])) == pytest.approx(2 + (1 - 0.602520) * 8, abs=1e-4)
+    # mean 0.3: SF = e^0.6 - 1 = 0.822119, which leaves 3.4 tokens; with TENTH the penalty is 1.007
+    assert predicted_length(varied([3.0, *[0.0] * 9])) == MIN_LENGTH
+
+
+def test_a_sequence_that_became_stable_gets_its_longest_drafts_whatever_its_divergence_is() -> None:
+    calm = DivergenceHistory()
+    for _ in range(4):
+        calm.add_round([0.0, 0.4], 6)
+    calm.add_round([0.2] * 10, 6)
+    # SL_max = 6 (1 + 0.2 / 0.4) = 9; SF = e^0.4 - 1 = 0.49, but WVIR = 0, as the last ten positions do not vary
+    assert predicted_length(calm) == pytest.approx(9.0, abs=1e-4)
+    assert chosen(calm) == [9]
 
 
 def test_equations_2_and_8_go_from_the_longest_length_down_to_two() -> None:
