@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from starspec.policy.deadline import Round
@@ -96,6 +98,7 @@ def test_before_anything_is_known_a_short_draft_is_tried() -> None:
 def test_sequences_without_drafts_are_probed_as_far_as_time_allows() -> None:
     costs = known(wait_s=0.05)
     sequences = [SequenceSnapshot(max_remaining_tokens=99, acceptance=idle(0.1)) for _ in range(4)]
+    now_s, trials = 0.0, Trials()
 
     def probed(trials: Trials) -> int:
         nonlocal now_s
@@ -105,7 +108,6 @@ def test_sequences_without_drafts_are_probed_as_far_as_time_allows() -> None:
         now_s += 0.01 + 0.1 * any(lengths)  # a probe's wait is 0.1 s
         return sum(map(bool, lengths))
 
-    now_s, trials = 0.0, Trials()
     counts = [probed(trials) for _ in range(20_000)]
     assert 0 < sum(map(bool, counts)) * 0.1 <= 0.01 * now_s + 0.2
 
@@ -127,19 +129,29 @@ def test_an_hour_without_requests_is_not_tried_away() -> None:
     assert num_probed == 0
 
 
-def test_a_small_gain_goes_on_and_does_not_begin() -> None:
-    costs, rate = known(wait_s=0.0098), accepted(0.98)
-    trials = Trials()
-    trials.spend(1e9)
-    snapshot = RoundSnapshot(
-        sequences=[SequenceSnapshot(max_remaining_tokens=99, acceptance=rate)],
-        num_sequences=1,
-        costs=costs,
-        trials=trials,
-    )
-    begun = POLICY.choose(snapshot)[0].budget.num_steps
-    trials.was_drafting = True
-    assert POLICY.choose(snapshot)[0].budget.num_steps >= begun
+def gaining(gain: float) -> RoundSnapshot:
+    """A round in which a draft of one token, the most, makes the tokens come so many times as fast."""
+    rate = accepted(0.8)
+    costs = known(wait_s=0.01 * ((1.0 + rate.rate) / gain - 1.0))  # (1 + rate) tokens in 0.01 s and the wait
+    sequence = SequenceSnapshot(max_remaining_tokens=2, acceptance=rate)
+    return RoundSnapshot(sequences=[sequence], num_sequences=1, costs=costs)
+
+
+@pytest.mark.parametrize(
+    ("gain", "begins", "goes_on"),
+    [(0.98, False, False), (1.0, False, True), (1.02, False, True), (1.04, True, True)],
+)
+def test_a_small_gain_goes_on_and_does_not_begin(gain: float, begins: bool, goes_on: bool) -> None:
+    def is_drafting(*gains: float) -> bool:
+        """In the last of rounds that gain so much."""
+        trials = Trials()
+        trials.spend(1e9)  # nothing is tried
+        rounds = [replace(gaining(each), trials=trials) for each in gains]
+        return [POLICY.choose(each)[0].budget.num_steps > 0 for each in rounds][-1]
+
+    assert is_drafting(gain) == is_drafting(0.9, gain) == begins
+    assert is_drafting(1.1, gain) == goes_on
+    assert is_drafting(1.1, 0.9, gain) == begins
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
