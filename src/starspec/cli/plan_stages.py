@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from math import isfinite
 from typing import Annotated, Final
 
 from starspec.cli import given
@@ -67,7 +68,7 @@ def plan(
     options: PlanOptions,
 ) -> None:
     """Propose a cut of a model into stages, from the memory and the speed of machines and the links between them."""
-    nodes = [_node(each) for each in options.node]
+    nodes = _nodes(options.node)
     links = _links(options, [name for name, *_ in nodes])
     check_models(model)
     with measuring("plan-stages"):
@@ -82,28 +83,56 @@ def plan(
     out().print(_summary(cut, layer_s, options.in_flight))
 
 
+def _nodes(texts: Sequence[str]) -> list[tuple[str, int, float | None]]:
+    """Name, bytes, and seconds of a layer, of each machine. Raises: ConfigError if two have one name."""
+    nodes = [_node(each) for each in texts]
+    names = [name for name, *_ in nodes]
+    twice = next((each for each in names if names.count(each) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"--node describes the machine '{twice}' twice: give each a name of its own")
+    return nodes
+
+
 def _node(text: str) -> tuple[str, int, float | None]:
-    """Name, bytes, and seconds of a layer."""
-    match = re.fullmatch(r"([^=,-]+)=([^,]+)(?:,([0-9.]+))?", text)
+    match = re.fullmatch(r"([^=,]+)=([^,]+)(?:,(.*))?", text)
     if match is None or match[1] == TARGET:
         raise ConfigError(f"--node must be NAME=MEMORY or NAME=MEMORY,MS, as in a=8GiB,2.5, not '{text}'")
     memory = given.num_bytes(match[2], "--node")
     assert memory is not None
-    return match[1], memory, None if match[3] is None else float(match[3]) / 1e3
+    return match[1], memory, None if match[3] is None else _seconds(match[3], f"--node {text}")
 
 
 def _links(options: PlanOptions, names: Sequence[str]) -> dict[frozenset[str], float]:
     """Seconds of the links that differ. Raises: ConfigError for an unknown machine."""
     found = {}
     for text in options.link:
-        match = re.fullmatch(r"([^=-]+)-([^=-]+)=([0-9.]+)", text)
+        match = re.fullmatch(r"([^=]+-[^=]+)=(.*)", text)
         if match is None:
             raise ConfigError(f"--link must be FROM-TO=MS, as in a-b=20, not '{text}'")
-        for name in (match[1], match[2]):
-            if name != TARGET and name not in names:
-                raise ConfigError(f"--link names the machine '{name}', which no --node describes")
-        found[frozenset((match[1], match[2]))] = float(match[3]) / 1e3
+        found[frozenset(_ends(match[1], {TARGET, *names}))] = _seconds(match[2], f"--link {text}")
     return found
+
+
+def _ends(pair: str, names: Set[str]) -> tuple[str, str]:
+    """The machines of FROM-TO, whose names may have hyphens themselves. Raises: ConfigError."""
+    splits = [(pair[: each.start()], pair[each.end() :]) for each in re.finditer("-", pair)]
+    known = [each for each in splits if names >= set(each)]
+    if len(known) > 1:
+        ways = " or ".join(f"from '{one}' to '{other}'" for one, other in known)
+        raise ConfigError(f"--link {pair} may be {ways}: give the machines other names")
+    if known:
+        return known[0]
+    if len(splits) > 1:
+        raise ConfigError(f"--link {pair} is between machines that no --node describes")
+    unknown = next(name for name in splits[0] if name not in names)
+    raise ConfigError(f"--link names the machine '{unknown}', which no --node describes")
+
+
+def _seconds(text: str, what: str) -> float:
+    """Milliseconds as a user wrote them, in seconds. Raises: ConfigError that begins with `what`."""
+    if re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", text) is None or not isfinite(float(text)):
+        raise ConfigError(f"{what}: '{text}' is not a number of milliseconds, such as 2.5")
+    return float(text) / 1e3
 
 
 def _link_of(one: str, other: str) -> frozenset[str]:
