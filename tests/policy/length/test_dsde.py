@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp, inf, log
+from typing import Any
 
 import pytest
 
@@ -31,11 +33,8 @@ def history(num_accepted: int = 6, kld: float = 0.1, later: list[list[float]] | 
     return made
 
 
-def chosen(*histories: DivergenceHistory, is_capped: bool = True, **fields: int) -> list[int]:
-    sequences = [
-        SequenceSnapshot(divergence=each, **{"max_remaining_tokens": 100, **fields})  # type: ignore[arg-type]
-        for each in histories
-    ]
+def chosen(*histories: DivergenceHistory, is_capped: bool = True, **fields: Any) -> list[int]:
+    sequences = [SequenceSnapshot(divergence=each, **{"max_remaining_tokens": 100, **fields}) for each in histories]
     policy = Dsde(MOST, is_capped=is_capped)
     return [each.budget.num_draft_tokens for each in policy.choose(RoundSnapshot(sequences=sequences, num_sequences=1))]
 
@@ -150,6 +149,26 @@ def test_sequences_that_calibrate_ask_for_half_the_limit_and_do_not_move_the_cap
     assert chosen(new) == [5]
     new.add_round([0.0], 1)
     assert chosen(new) == [9]
+
+
+@pytest.mark.parametrize(
+    ("fields", "lengths"),
+    [
+        ({}, [6, 2]),
+        ({"num_steps_asked": 1}, [10, 1]),
+        ({"num_steps_asked": 0}, [10, 0]),
+        ({"max_remaining_tokens": 1}, [10, 0]),
+        ({"max_draft_tokens": 0}, [10, 0]),
+        ({"max_remaining_tokens": 2}, [6, 1]),
+    ],
+)
+def test_the_cap_is_the_mean_of_lengths_that_are_used(fields: dict[str, Any], lengths: list[int]) -> None:
+    long, short = (
+        SequenceSnapshot(max_remaining_tokens=99, divergence=history(num_accepted=num, kld=0.0)) for num in (10, 2)
+    )
+    sequences = [long, replace(short, **fields)]
+    choices = Dsde(MOST).choose(RoundSnapshot(sequences=sequences, num_sequences=2))
+    assert [each.budget.num_steps for each in choices] == lengths
 
 
 def test_a_hub_that_sends_no_signals_leaves_half_the_limit() -> None:

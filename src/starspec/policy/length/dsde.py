@@ -48,7 +48,8 @@ class Dsde:
     def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
         """As LengthPolicy. A request's own depth is kept."""
         lengths = [self._length_of(each) for each in snapshot.sequences]
-        known = [each for each in lengths if each is not None]
+        pairs = zip(snapshot.sequences, lengths, strict=True)
+        known = [length for each, length in pairs if length is not None and _counts(each)]
         cap = length_cap(known) if known and self.is_capped else None
         return [self._choice_of(*each, cap) for each in zip(snapshot.sequences, lengths, strict=True)]
 
@@ -66,6 +67,11 @@ class Dsde:
         capped = length if cap is None else min(length, cap)
         budget = self.budget.with_steps(_rounded(capped))
         return Choice.of(sequence.fitting(budget), "cap" if capped < length or length == most else "doubt")
+
+
+def _counts(sequence: SequenceSnapshot) -> bool:
+    """Whether the sequence's length is a part of the mean: if it may have a draft, and this policy chooses how long."""
+    return sequence.num_steps_asked is None and sequence.limit > 0
 
 
 def _rounded(length: float) -> int:
