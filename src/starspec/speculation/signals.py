@@ -21,9 +21,15 @@ MIN_PROB: Final = 1e-9  # of a draft: a token that it excludes diverges by some 
 
 
 def top_tokens(logits: Tensor, num: int) -> list[TopTokens]:
-    """The `num` likeliest tokens of each row [N, V]."""
-    top = logits.float().log_softmax(dim=-1).topk(min(num, logits.shape[-1]), dim=-1)
-    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    """The `num` likeliest tokens of each row [N, V].
+
+    What they leave for all others is known from the result as exactly as they are themselves, however little it is.
+    """
+    top = logits.float().topk(min(num, logits.shape[-1]), dim=-1)
+    others = logits.float().scatter(1, top.indices, NEVER).logsumexp(dim=-1, keepdim=True)
+    likeliest = top.values.double()
+    logprobs = likeliest - torch.cat([likeliest, others.double()], dim=1).logsumexp(dim=-1, keepdim=True)
+    pairs = zip(top.indices.tolist(), logprobs.tolist(), strict=True)
     return [TopTokens(tuple(token_ids), tuple(logprobs)) for token_ids, logprobs in pairs]
 
 
@@ -49,11 +55,12 @@ def divergences(logits: Tensor, tops: Sequence[TopTokens]) -> list[float]:
     width = max(len(each.token_ids) for each in tops)
     missing = [width - len(each.token_ids) for each in tops]
     token_ids = torch.tensor([(*each.token_ids, *[0] * num) for each, num in zip(tops, missing, strict=True)])
-    stated = torch.tensor([(*each.logprobs, *[NEVER] * num) for each, num in zip(tops, missing, strict=True)]).exp()
+    logprobs = [(*each.logprobs, *[NEVER] * num) for each, num in zip(tops, missing, strict=True)]
+    stated = torch.tensor(logprobs, dtype=torch.float64).exp()  # float32 would lose what is left for other tokens
     is_stated = torch.tensor([[True] * (width - num) + [False] * num for num in missing])
     theirs = logits.float().log_softmax(dim=-1).gather(1, token_ids.to(logits.device)).exp().cpu() * is_stated
     target = torch.cat([theirs, (1.0 - theirs.sum(dim=1, keepdim=True)).clamp_min(0.0)], dim=1).double()
-    draft = torch.cat([stated, 1.0 - stated.sum(dim=1, keepdim=True)], dim=1).double().clamp_min(MIN_PROB)
+    draft = torch.cat([stated, 1.0 - stated.sum(dim=1, keepdim=True)], dim=1).clamp_min(MIN_PROB)
     found: list[float] = torch.special.xlogy(target, target / draft).sum(dim=1).clamp_min(0.0).tolist()
     return found
 
