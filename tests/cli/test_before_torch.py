@@ -77,6 +77,18 @@ LINES = {
     ),
     "draft: context": (("draft", "--draft", "HERE/long", "--port", "0", "--max-model-len", "900000"), TOO_LONG),
     "up: context": (("up", "HERE/long", "--port", "0", "--max-model-len", "900000"), TOO_LONG),
+    "up: stages": (
+        ("up", "HERE/long", "--port", "0", "--stages", "3"),
+        "has 2 layers, so it cannot be cut into 3 stages",
+    ),
+    "up: stages of a model without layers": (
+        ("up", "synthetic:", "--port", "0", "--stages", "2"),
+        "'synthetic:' has no layers, so it cannot be cut into 2 stages",
+    ),
+    "doctor: stages": (
+        ("doctor", "--target", "HERE/long", *DRAFT, "--stages", "3"),
+        "has 2 layers, so it cannot be cut into 3 stages",
+    ),
     "up: ready file": (
         ("up", *TARGET, "--port", "0", "--ready-file", "/proc/ready"),
         "--ready-file: '/proc/ready' cannot be written",
@@ -267,7 +279,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """All lines in one process. It ends with the first line that imports what is slow: the rest may take hours."""
     here = tmp_path_factory.mktemp("here")
     head, small = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}, {"hidden_size": 32}
-    long = {"hidden_size": 32, "max_position_embeddings": 2048}
+    long = {"hidden_size": 32, "max_position_embeddings": 2048, "num_hidden_layers": 2}
     configs = {"broken": "{", "head": json.dumps(head), "small": json.dumps(small), "long": json.dumps(long)}
     for folder, content in configs.items():
         (here / folder).mkdir()

@@ -6,7 +6,12 @@ from starspec.config.model import DEFAULT_MAX_MODEL_LEN, ModelConfig, check_ther
 from starspec.config.option import A_MODEL
 from starspec.errors import ConfigError, ModelError
 from starspec.models.heads.detect import check_head_files, looks_like_a_head
-from starspec.models.loading.config_json import check_config_json, check_context_length, declared_length
+from starspec.models.loading.config_json import (
+    check_config_json,
+    check_context_length,
+    declared_layers,
+    declared_length,
+)
 from starspec.models.loading.locate import is_synthetic, locate
 from starspec.models.loading.tokenizer import check_vocabulary_files
 from starspec.models.synthetic.spec import check_weightless, parse_synthetic
@@ -42,6 +47,20 @@ def check_settings(*configs: ModelConfig | None) -> None:
         check_there(config.device)
         if not looks_like_a_head(config.model):
             check_context_length(config.model, config.max_model_len, _own_length(config))
+
+
+def check_cut(model: str, num_stages: int) -> None:
+    """Check that a model that was found has a layer for each stage, as far as its config.json shows it.
+
+    Raises: ConfigError.
+    """
+    if num_stages == 1:
+        return
+    if is_synthetic(model):
+        raise ConfigError(f"'{model}' has no layers, so it cannot be cut into {num_stages} stages")
+    num_layers = declared_layers(locate(model))
+    if num_layers is not None and num_stages > num_layers:
+        raise ConfigError(f"'{model}' has {num_layers} layers, so it cannot be cut into {num_stages} stages")
 
 
 def context_length(config: ModelConfig) -> int:

@@ -107,6 +107,14 @@ def declared_length(folder: Path) -> int | None:
     )
 
 
+def declared_layers(folder: Path) -> int | None:
+    """Layers of the model in a folder whose config.json was checked; None if they have another name there."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    text = config.get("text_config")
+    num_layers = (text if isinstance(text, Mapping) else config).get("num_hidden_layers")
+    return num_layers if isinstance(num_layers, int) else None
+
+
 def check_config_json(model: str, folder: Path) -> None:
     """Check the rotary settings in a folder's config.json, if the file exists.
 
