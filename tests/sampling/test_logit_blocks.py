@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from spec_strategies import tensors
 
 from starspec.sampling import logit_blocks
+from starspec.sampling.adjust import adjust
+from starspec.sampling.draw import FEW_TOKENS, draw, next_token
 from starspec.sampling.filters import Support, support
 from starspec.sampling.logit_blocks import LogitBlocks
 from starspec.sampling.noise import BLOCK
@@ -81,3 +83,15 @@ def test_what_ties_with_the_last_of_the_largest_is_kept_in_whatever_block_it_is(
     assert found is not None
     assert len(found.token_ids) == 5 * BLOCK
     assert LogitBlocks(row, 1.0, 1.0).top_k(logit_blocks.MAX_TOP_K + 1) is None
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-46, 1e-30, 1e30, 1e39, 1e300, 1.7e308])
+@pytest.mark.parametrize("bias", [{}, {2: -100.0}])
+def test_at_any_temperature_the_token_is_the_one_that_all_tokens_give(temperature, bias):
+    row = peaked_row(FEW_TOKENS + BLOCK, torch.float32)
+    row[3] = -inf  # as a grammar, bad words or min_tokens leave it
+    sampling = SamplingSpec(temperature=temperature, top_p=0.9, logit_bias=bias, seed=5)
+    for allowed in (None, row.isfinite()):
+        adjusted = adjust(row, sampling, 7, None, allowed)
+        plain = support(adjusted.sub(adjusted.max()) / temperature, sampling)
+        assert next_token(row, sampling, 7, None, allowed) == draw(plain, 5, 7)

@@ -18,6 +18,8 @@ FIRST_BLOCKS = 32
 BOUND_SLACK = 1e-9  # a library's logarithm can decrease by one last bit where its argument increases
 MAX_TOP_K = 512  # for a larger k, looking at the maximum of each block saves nothing
 LIKELY = -9.0  # a scaled logit; a token there has 1/8000 of the likeliest token's mass
+# where float32 can divide by a temperature: beyond, it takes some for 0 and others for infinity, and 0/0 is no number
+LEAST_ROUNDED, MOST_ROUNDED = 1e-30, 1e30
 MASS_SLACK = 1e-4  # relative; a sum of float32 exponentials is off by at most a tenth of this
 
 
@@ -68,6 +70,8 @@ class LogitBlocks:
         A sum of float32 exponentials gives a lower and an upper bound of the required mass. Usually the same token
         reaches both.
         """
+        if not LEAST_ROUNDED <= self._temperature <= MOST_ROUNDED:
+            return None
         likely = self.down_to(LIKELY)
         order = likely.scaled.sort(descending=True, stable=True).indices
         reached = mass_of(likely.scaled)[order].cumsum(0)
