@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
+import signal
+import threading
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
-from starspec.errors import RequestError
+from starspec.errors import CapacityError, RequestError
+from starspec.grammars import trial as trials
 from starspec.grammars.trial import MAX_CPU_S, TooSlow, Trial
 from starspec.sampling.grammar import GrammarSpec
 
@@ -95,3 +102,79 @@ def test_a_child_that_died_is_started_again(trial: Trial) -> None:
     trial._child.kill()
     trial._child.wait()
     trial.check(GrammarSpec("regex", "b"))
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """More open descriptors than select() can name."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for each in opened:
+        os.close(each)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_grammars_are_checked_beside_a_thousand_open_descriptors(trial: Trial) -> None:
+    trial.check(GrammarSpec("regex", "a"))
+
+
+def test_a_child_whose_start_fails_is_not_kept(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no such luck")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trials, "_tell", fail)
+        with pytest.raises(ValueError, match="no such luck"):
+            trial.check(GrammarSpec("regex", "a"))
+    assert trial._child is None
+    trial.check(GrammarSpec("regex", "a"))
+
+
+def test_a_child_that_is_killed_while_it_is_asked_has_given_no_verdict(trial: Trial) -> None:
+    trial.check(GrammarSpec("regex", "a"))
+    assert trial._child is not None
+    os.kill(trial._child.pid, signal.SIGSTOP)
+    late = threading.Timer(0.2, trial._child.send_signal, [signal.SIGKILL])
+    late.start()
+    trial.check(GrammarSpec("regex", "b"))
+    late.join()
+
+
+def test_a_child_that_is_stopped_has_given_no_verdict(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial.check(GrammarSpec("regex", "a"))
+    assert trial._child is not None
+    os.kill(trial._child.pid, signal.SIGSTOP)
+    with monkeypatch.context() as patched:
+        patched.setattr(trials, "MAX_WAIT_S", 0.01)  # too short for a new child, too
+        with pytest.raises(CapacityError, match="did not answer; try again later"):
+            trial.check(GrammarSpec("regex", "b"))
+    trial.check(GrammarSpec("regex", "b"))
+
+
+def test_a_grammar_whose_check_is_always_killed_is_asked_again_later(trial: Trial) -> None:
+    """Such as by a kernel without memory."""
+    endless, is_over = ENDLESS["multiples of a large number"], threading.Event()
+
+    def kill() -> None:
+        while not is_over.wait(0.005):
+            with contextlib.suppress(psutil.NoSuchProcess, AttributeError):
+                for each in psutil.Process(trial._child.pid).children():
+                    each.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(CapacityError, match="was ended or did not answer"):
+        trial.check(endless)
+    is_over.set()
+    killer.join()
+    with pytest.raises(TooSlow):
+        trial.check(endless)
+
+
+def test_nothing_is_checked_behind_the_end(trial: Trial) -> None:
+    trial.close()
+    with pytest.raises(CapacityError, match="this process ends"):
+        trial.check(GrammarSpec("regex", "a"))

@@ -50,6 +50,7 @@ class Trial:
         self._special_tokens = special_tokens
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
         self._known: OrderedDict[GrammarSpec, RequestError | None] = OrderedDict()  # the one asked last at the end
 
     def check(self, spec: GrammarSpec) -> None:
@@ -68,7 +69,11 @@ class Trial:
             raise type(verdict)(str(verdict), verdict.param)
 
     def close(self) -> None:
-        """End the child, also in the middle of a grammar. Idempotent."""
+        """End the child, also in the middle of a grammar: nothing is checked any more. Idempotent."""
+        self._is_closed = True
+        self._end_child()
+
+    def _end_child(self) -> None:
         child, self._child = self._child, None
         if child is not None:
             assert child.stdin is not None
@@ -80,9 +85,24 @@ class Trial:
             child.wait()
 
     def _verdict(self, spec: GrammarSpec) -> RequestError | None:
+        """Raises: CapacityError if no child tells: nothing is known of the grammar then."""
+        answer = self._answer(spec) or self._answer(spec)  # who ended or stopped the first child is not the grammar
+        if not answer:
+            raise CapacityError("the process that checks grammars was ended or did not answer; try again later")
+        if answer.strip():
+            complaint = json.loads(answer)
+            return None if complaint is None else RequestError(*complaint)
+        name = f"structured_outputs.{spec.kind}"
+        return TooSlow(f"{name}: it takes longer than {self._max_cpu_s:g} s to compile: ask for a simpler one", name)
+
+    def _answer(self, spec: GrammarSpec) -> bytes:
+        """As `_ask`, of a child that runs. Raises: CapacityError. Effects: ends a child that does not answer."""
+        if self._is_closed:
+            raise CapacityError("no grammar is checked any more: this process ends")
+        answer = b""
         try:
             if self._child is None or self._child.poll() is not None:
-                self.close()
+                self._end_child()
                 self._child = subprocess.Popen(
                     [sys.executable, "-m", __name__, str(self._max_cpu_s)],
                     stdin=subprocess.PIPE,
@@ -92,15 +112,11 @@ class Trial:
                 _tell(self._child, self._special_tokens)
             answer = _ask(self._child, spec)
         except OSError as error:
-            self.close()
             raise CapacityError(f"no process can be started that checks grammars: {error.strerror}") from error
-        if answer.strip():
-            complaint = json.loads(answer)
-            return None if complaint is None else RequestError(*complaint)
-        if not answer:  # it is gone, or waits
-            self.close()
-        name = f"structured_outputs.{spec.kind}"
-        return TooSlow(f"{name}: it takes longer than {self._max_cpu_s:g} s to compile: ask for a simpler one", name)
+        finally:
+            if not answer:
+                self._end_child()
+        return answer
 
 
 def _tell(child: subprocess.Popen[bytes], what: Sequence[str]) -> None:
@@ -112,11 +128,16 @@ def _tell(child: subprocess.Popen[bytes], what: Sequence[str]) -> None:
 
 
 def _ask(child: subprocess.Popen[bytes], spec: GrammarSpec) -> bytes:
-    """The child's verdict: an empty line if the grammar took too long, nothing if it is gone. Raises: OSError."""
+    """The child's verdict: an empty line if the grammar took too long, nothing if the child is gone or stopped.
+
+    Raises: OSError.
+    """
     assert child.stdout is not None
     _tell(child, [spec.kind, spec.text])
-    is_told, _, _ = select.select([child.stdout], [], [], MAX_WAIT_S)
-    return child.stdout.readline() if is_told else b""
+    told = select.poll()  # unlike select(), for any descriptor
+    told.register(child.stdout, select.POLLIN)
+    answer = child.stdout.readline() if told.poll(MAX_WAIT_S * 1000) else b""
+    return answer if answer.endswith(b"\n") else b""
 
 
 def main(max_cpu_s: float) -> None:
@@ -130,7 +151,10 @@ def main(max_cpu_s: float) -> None:
             signal.setitimer(signal.ITIMER_PROF, max_cpu_s)  # its signal ends the process
             os.write(sys.stdout.fileno(), json.dumps(_verdict_of(line, special_tokens)).encode() + b"\n")
             os._exit(0)
-        if os.waitpid(number, 0)[1]:
+        status = os.waitpid(number, 0)[1]
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            return  # somebody's, such as the kernel's for want of memory: the grammar is to be asked again
+        if status:
             os.write(sys.stdout.fileno(), b"\n")
 
 
