@@ -15,6 +15,7 @@ def main() -> None:
     """Run the command line of this process. Ctrl-C never prints a traceback, also while modules are imported."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
+    os.environ["PYTHONSAFEPATH"] = "1"  # no Python that this process starts imports from the present folder
     from starspec.cli import main as run  # noqa: PLC0415 (takes a second)
 
     run()

@@ -45,7 +45,7 @@ def specs(config: StarConfig) -> dict[str, ChildSpec]:
 
 def told(spec: ChildSpec) -> Any:
     """The config that a child reads."""
-    return msgspec.json.decode(spec.stdin, type=SERVERS[spec.command[4]])
+    return msgspec.json.decode(spec.stdin, type=SERVERS[spec.command[5]])
 
 
 def test_a_star_is_a_hub_its_targets_and_a_gateway() -> None:
@@ -62,7 +62,7 @@ def test_all_processes_write_one_audit_log_also_without_a_draft() -> None:
 
 def test_a_process_list_shows_what_a_child_is_and_no_secret() -> None:
     children = specs(star(gateway=GatewayConfig(api_key="secret")))
-    assert [spec.command[3:] for spec in children.values()] == [
+    assert [spec.command[4:] for spec in children.values()] == [
         ("child", "draft", "hub"),
         ("child", "target", "target-0"),
         ("child", "target", "target-1"),

@@ -104,7 +104,7 @@ class Trial:
             if self._child is None or self._child.poll() is not None:
                 self._end_child()
                 self._child = subprocess.Popen(
-                    [sys.executable, "-m", __name__, str(self._max_cpu_s)],
+                    [sys.executable, "-P", "-m", __name__, str(self._max_cpu_s)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,  # it tells where the library failed, at any length

@@ -89,7 +89,7 @@ class StarspecServer(ServerCommand):
     def __init__(self, *arguments: str) -> None:
         self.arguments = arguments
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        super().__init__([sys.executable, "-m", "starspec", *arguments], {**threads, **WAIT_BRIEFLY})
+        super().__init__([sys.executable, "-P", "-m", "starspec", *arguments], {**threads, **WAIT_BRIEFLY})
 
     def wait_ready(self) -> str:
         """Wait until the server is ready. Returns: its address. Raises: PeerLost, with its output, if it fails."""

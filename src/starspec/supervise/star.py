@@ -200,7 +200,7 @@ def _spec(
     """A process list shows command and name; the rest, which may hold a secret, is on the child's standard input."""
     return ChildSpec(
         name=config.name,
-        command=(sys.executable, "-m", "starspec", "child", command, config.name),
+        command=(sys.executable, "-P", "-m", "starspec", "child", command, config.name),
         stdin=msgspec.json.encode(config),
         environment=environment,
         stop_stage=stop_stage,
