@@ -14,6 +14,9 @@ import pytest
 from starspec.wire.keys import generate_keys
 
 NOWHERE = "there is no model at '/nowhere'"
+LONG = "n" * 300
+TOO_LONG_A_NAME = f"'{LONG}' cannot be read: File name too long"
+NOBODY, NOBODYS = "~nosuch/m", "there is no model at '~nosuch/m': there is no such user's home"
 NO_FILE = "'/nowhere' cannot be read: No such file or directory"
 TARGET, DRAFT = ("--target", "synthetic:"), ("--draft", "synthetic:role=draft")
 PAIR = (*TARGET, *DRAFT)
@@ -34,6 +37,17 @@ LINES = {
     "generate: target": (("generate", "hi", "--target", "/nowhere"), NOWHERE),
     "generate: draft": (("generate", "hi", *LOST_DRAFT), NOWHERE),
     "generate: head": (("generate", "hi", *LOST_DRAFT, "--spec-method", "eagle3"), NOWHERE),
+    "generate: no user": (("generate", "hi", "--target", NOBODY), NOBODYS),
+    "generate: draft of no user": (("generate", "hi", *TARGET, "--draft", NOBODY), NOBODYS),
+    "generate: head of no user": (
+        ("generate", "hi", *TARGET, "--draft", NOBODY, "--spec-method", "eagle3"),
+        NOBODYS,
+    ),
+    "generate: too long a name": (("generate", "hi", "--target", LONG), TOO_LONG_A_NAME),
+    "generate: rotary settings": (
+        ("generate", "hi", "--target", "HERE/listed"),
+        "has rope_scaling [2], where an object should be",
+    ),
     "generate: synthetic": (("generate", "hi", "--target", "synthetic:vocabs=9"), SYNTHETIC),
     "generate: no folder of a model": (("generate", "hi", "--target", "HERE"), "is not a model: it has no config.json"),
     "generate: no JSON": (("generate", "hi", "--target", "HERE/broken"), "it is not valid JSON"),
@@ -142,6 +156,11 @@ LINES = {
         ("target", *TARGET, "--port", "0", "--keys", "KEYS"),
         "gateway.public does not contain",
     ),
+    "target: too long a name of keys": (
+        ("target", *TARGET, "--port", "0", "--keys", LONG),
+        f"cannot read the key {LONG}/target.secret: File name too long",
+    ),
+    "target: no user": (("target", "--target", NOBODY, "--port", "0"), NOBODYS),
     "target: port": (("target", *TARGET, "--port", "TAKEN"), "the target cannot listen on 127.0.0.1:"),
     "target: no keys": (("target", *TARGET, "--host", "0.0.0.0"), "the target would listen on 0.0.0.0 without keys"),
     "target: trace": (("target", *TARGET, "--port", "0", "--trace", "/no/t.json"), "there is no folder '/no'"),
@@ -152,12 +171,15 @@ LINES = {
         "an EAGLE head borrows its target's embedding: give --target MODEL too",
     ),
     "draft: another model's head": (("draft", *OTHERS_HEAD, "--port", "0"), NO_FIT),
+    "draft: no user": (("draft", "--draft", NOBODY, "--port", "0"), NOBODYS),
+    "draft: too long a name": (("draft", "--draft", LONG, "--port", "0"), TOO_LONG_A_NAME),
     "draft: keys": ((*NGRAM, "--keys", "/nowhere"), "cannot read the key"),
     "draft: port": (("draft", "--spec-method", "ngram", "--port", "TAKEN"), "the hub cannot listen on 127.0.0.1:"),
     "draft: what it cannot do": ((*NGRAM, "--run-ahead", "chain"), "--run-ahead chain is for draft models"),
     "draft: audit log": ((*NGRAM, "--audit-log", "/no/a.jsonl"), "there is no folder '/no'"),
     "gateway: model": (("gateway", "--target", "/nowhere", "--port", "0", "--hub", "tcp://127.0.0.1:9"), NOWHERE),
     "gateway: head": (("gateway", "--target", "HERE/head", "--port", "0", "--hub", "tcp://127.0.0.1:9"), NO_MODEL),
+    "gateway: no user": (("gateway", "--target", NOBODY, "--port", "0", "--hub", "tcp://127.0.0.1:9"), NOBODYS),
     "gateway: address": ((*GATEWAY[:-1], "tcp://127.0.0.1:99999"), "and a port must be 1 to 65535"),
     "gateway: hub": ((*GATEWAY, "--hub", "foo"), "the hub is at 'foo', which is not of the form"),
     "gateway: keys": ((*GATEWAY, "--keys", "/nowhere"), "cannot read the key"),
@@ -172,6 +194,8 @@ LINES = {
     "up: target": (("up", "/nowhere", "--port", "0"), NOWHERE),
     "up: draft": (("up", *LOST_DRAFT, "--port", "0"), NOWHERE),
     "up: another model's head": (("up", *OTHERS_HEAD, "--port", "0"), NO_FIT),
+    "up: no user": (("up", NOBODY, "--port", "0"), NOBODYS),
+    "up: too long a name": (("up", LONG, "--port", "0"), TOO_LONG_A_NAME),
     "up: device": (("up", "synthetic:", "--device", "cuda:99", "--port", "0"), "device 'cuda:99' is not there"),
     "up: device of the draft": (
         ("up", "synthetic:", "--draft", "synthetic:", "--draft-device", "cuda:99", "--port", "0"),
@@ -281,6 +305,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     head, small = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}, {"hidden_size": 32}
     long = {"hidden_size": 32, "max_position_embeddings": 2048, "num_hidden_layers": 2}
     configs = {"broken": "{", "head": json.dumps(head), "small": json.dumps(small), "long": json.dumps(long)}
+    configs["listed"] = json.dumps({**small, "rope_scaling": [2]})
     for folder, content in configs.items():
         (here / folder).mkdir()
         (here / folder / "config.json").write_text(content)

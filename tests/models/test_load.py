@@ -1,5 +1,8 @@
+import errno
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import structlog
@@ -244,6 +247,10 @@ def test_what_is_wrong_in_a_config_is_not_put_down_to_the_tokenizer(llama, chang
         ({"rope_type": "linear", "factor": 0}, "has factor 0 in its rotary settings"),
         ({"rope_theta": float("inf")}, "has rope_theta inf in its rotary settings"),
         ({"rope_theta": -1}, "has rope_theta -1 in its rotary settings"),
+        ({"rope_type": "linear", "factor": 1e308}, "has factor 1e+308 in its rotary settings"),
+        ({"rope_type": "linear", "factor": {}}, "has factor {} in its rotary settings"),
+        ([{"rope_type": "linear"}], " [{'rope_type': 'linear'}], where an object should be"),
+        (-1, " -1, where an object should be"),
     ],
 )
 def test_bad_rotary_settings_are_one_sentence(llama, key, rope, complaint):
@@ -253,8 +260,9 @@ def test_bad_rotary_settings_are_one_sentence(llama, key, rope, complaint):
     sentence = refusal(llama)
     assert sentence.startswith(f"the config.json of '{llama}' has")
     assert complaint in sentence
-    with pytest.raises(ModelError, match="rotary settings"):
+    with pytest.raises(ModelError) as raised:
         load_tokenizer(str(llama))
+    assert complaint in str(raised.value)
 
 
 def test_a_model_for_next_to_no_positions_is_refused(llama):
@@ -289,6 +297,25 @@ def test_a_folder_without_config_is_no_model(tmp_path):
 def test_a_file_of_another_kind_is_no_model(tmp_path):
     (tmp_path / "model.bin").write_bytes(b"")
     assert "is a file but not a .gguf" in refusal(tmp_path / "model.bin")
+
+
+@pytest.mark.parametrize(("method", "part"), [("stat", "llama"), ("read_text", "config.json"), ("iterdir", "models")])
+def test_what_belongs_to_others_is_one_sentence(tmp_path, monkeypatch, method, part):
+    folder = tmp_path / "models" / "llama"
+    if method != "iterdir":
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    else:
+        folder.parent.mkdir()
+    allowed = getattr(Path, method)
+
+    def guarded(path, *arguments, **options):
+        if path.name == part:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return allowed(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, method, guarded)  # root may read everything
+    assert refusal(folder).endswith("cannot be read: Permission denied")
 
 
 @pytest.mark.parametrize("hub_id", ["nobody/nothing", "gpt2"])

@@ -125,9 +125,9 @@ def require_keys(host: str, keys: Keys | None, is_insecure: bool, what: str) -> 
 
 def read_key(path: Path) -> bytes:
     """The key in a file. Raises: ConfigError that names the file if it cannot be read or holds no key."""
-    if path.exists() and not path.is_file():  # reading a pipe could wait for ever
-        raise ConfigError(f"cannot read the key {path}: it is not a file")
     try:
+        if path.exists() and not path.is_file():  # reading a pipe could wait for ever
+            raise ConfigError(f"cannot read the key {path}: it is not a file")
         key = path.read_bytes().strip()
     except OSError as error:
         remedy = f"; {MISSING_KEY}" if isinstance(error, FileNotFoundError) else ""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from starspec.errors import ModelError
 from starspec.models.heads.dialect import check_sizes, head_config, names_a_head
-from starspec.models.loading.locate import is_synthetic, locate
+from starspec.models.loading.locate import is_synthetic, locate, names_a_file
 
 
 def looks_like_a_head(model: str | None) -> bool:
@@ -39,7 +38,7 @@ def check_head_files(target: str, draft: str) -> None:
 
 def _config_of(model: str | None) -> dict[str, Any]:
     """The config.json of a model, or an empty one if it cannot be read."""
-    if model is None or is_synthetic(model) or Path(model).expanduser().is_file():  # a file is a .gguf
+    if model is None or is_synthetic(model) or names_a_file(model):  # a file is a .gguf
         return {}
     try:
         config = json.loads((locate(model) / "config.json").read_text("utf-8"))

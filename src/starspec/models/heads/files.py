@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from starspec.errors import ModelError
-from starspec.models.loading.locate import locate
+from starspec.models.loading.locate import locate, names_a_file
 from starspec.models.loading.transformers_calls import first_line
 
 PICKLED: Final = "pytorch_model.bin"
@@ -25,7 +25,7 @@ def read_files(head: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     Effects: downloads a Hub id unless it is cached (see `locate`).
     Raises: ModelError if a file is missing or cannot be read. No code of the checkpoint is run.
     """
-    if Path(head).expanduser().is_file():
+    if names_a_file(head):
         raise ModelError(f"'{head}' is a file; give the folder that holds the config.json of the EAGLE head")
     folder = locate(head)
     return _read_config(head, folder), _read_tensors(head, folder)

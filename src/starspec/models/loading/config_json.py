@@ -10,6 +10,7 @@ from typing import Any, Final, TypeGuard
 
 from starspec.errors import ConfigError, ModelError
 from starspec.models.loading.transformers_calls import as_model_error, import_config_checks
+from starspec.quoting import quoted
 
 MIN_MODEL_LEN: Final = 16  # positions; a model made for fewer cannot even hold a prompt
 ROPE_NUMBERS: Final = (
@@ -23,6 +24,7 @@ ROPE_NUMBERS: Final = (
     "beta_slow",
     "attention_factor",
 )
+MAX_ROPE_NUMBER: Final = 1e18  # far more than any model has, and products of two of them are still finite
 STRETCHED: Final = ("yarn", "linear")  # rotary scalings whose configs still give the length before scaling
 ROPE_NEEDS: Final = {
     "linear": ("factor",),
@@ -125,21 +127,23 @@ def check_config_json(model: str, folder: Path) -> None:
     """
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
-    except OSError:
+    except FileNotFoundError:
         return
+    except OSError as error:
+        raise ModelError(f"the config.json of '{model}' cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ModelError(f"the config.json of '{model}' cannot be read: it is not valid JSON: {error}") from error
     except RecursionError as error:
         raise ModelError(f"the config.json of '{model}' cannot be read: it is nested too deeply") from error
     if not isinstance(config, dict):
         raise ModelError(f"the config.json of '{model}' cannot be read: it is not a JSON object")
-    for settings in (
-        {"rope_theta": config.get("rope_theta")},
-        config.get("rope_parameters"),
-        config.get("rope_scaling"),
-    ):
+    check_rope(model, {"rope_theta": config.get("rope_theta")})
+    for key in ("rope_parameters", "rope_scaling"):
+        settings = config.get(key)
         if isinstance(settings, Mapping):
             check_rope(model, settings)
+        elif settings is not None:
+            raise ModelError(f"the config.json of '{model}' has {key} {quoted(settings)}, where an object should be")
 
 
 def check_rope(model: str, settings: Mapping[str, Any]) -> None:
@@ -148,12 +152,13 @@ def check_rope(model: str, settings: Mapping[str, Any]) -> None:
     Raises: ModelError that names what is missing or is not a positive number.
     """
     for key, value in settings.items():
-        if isinstance(value, Mapping):
-            check_rope(model, value)
-        elif key in ROPE_NUMBERS and value is not None and not is_positive(value):
+        if key not in ROPE_NUMBERS:
+            if isinstance(value, Mapping):
+                check_rope(model, value)
+        elif value is not None and not (is_positive(value) and value <= MAX_ROPE_NUMBER):
             raise ModelError(
-                f"the config.json of '{model}' has {key} {value!r} in its rotary settings, where a positive number "
-                "should be"
+                f"the config.json of '{model}' has {key} {quoted(value)} in its rotary settings, where a positive "
+                f"number should be, of {MAX_ROPE_NUMBER:g} at most"
             )
     kind = str(settings.get("rope_type", settings.get("type", "default")))  # "type" in older files
     missing = [key for key in ROPE_NEEDS.get(kind, ()) if settings.get(key) is None]

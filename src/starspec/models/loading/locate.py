@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from pathlib import Path
 
@@ -31,27 +32,48 @@ def locate(model: str, also: tuple[str, ...] = ()) -> Path:
         HF_HUB_OFFLINE is set.
     Raises: ModelError that says what is missing, with the nearest existing name if there is one.
     """
-    path = Path(model).expanduser()
-    if path.is_file():
-        return _from_file(path)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelError(f"folder '{model}' is not a model: it has no config.json")
-        return path
-    if _looks_like_path(model):
-        raise ModelError(f"there is no model at '{model}'{_nearest_sibling(path)}")
+    path = model_path(model)
+    try:
+        if path.is_file():
+            return _from_file(path)
+        if path.is_dir():
+            if not (path / "config.json").is_file():
+                raise ModelError(f"folder '{model}' is not a model: it has no config.json")
+            return path
+        if _looks_like_path(model):
+            raise ModelError(f"there is no model at '{model}'{_nearest_sibling(path)}")
+    except OSError as error:  # a name that is too long, or a folder of others
+        raise ModelError(f"'{model}' cannot be read: {error.strerror}") from error
     return _from_hub(model, HUB_FILES + also)
+
+
+def model_path(model: str) -> Path:
+    """A model's name as a path, whether there is one or not. Raises: ModelError if `~user` names no user."""
+    try:
+        return Path(model).expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"there is no model at '{model}': there is no such user's home") from error
+
+
+def is_on_disk(model: str) -> bool:
+    """Whether a name is that of a folder or a file that this process may see."""
+    return os.path.exists(model_path(model))  # noqa: PTH110 (Path.exists raises for names that are too long)
+
+
+def names_a_file(model: str) -> bool:
+    """Whether a name is that of a file, as a .gguf is."""
+    return os.path.isfile(model_path(model))  # noqa: PTH113 (as above)
 
 
 def folder_name(model: str) -> str:
     """The last part of a path (which may be `.`), or the part of a Hub id behind the owner."""
-    path = Path(model).expanduser()
+    path = model_path(model)
     return path.resolve().name if path.name in ("", "..") else path.name
 
 
 def announced_name(model: str) -> str:
     """What a target calls the model that it serves: its folder's name, or its id."""
-    return folder_name(model) if Path(model).expanduser().exists() else model
+    return folder_name(model) if is_on_disk(model) else model
 
 
 def _from_file(path: Path) -> Path:
