@@ -22,8 +22,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises: OutputError for an OSError inside.
     """
     try:
-        place = path.resolve()  # a link stays a link
-        has_place = place.is_file() or not place.exists()
+        place, has_place = _place_of(path)
         unfinished = place.with_name(f".starspec-{os.getpid()}.part") if has_place else place
         try:
             yield unfinished
@@ -47,10 +46,25 @@ def why_no_file(path: Path) -> str | None:
     try:
         if path.is_dir():
             return f"'{path}' is a folder: give the name of a file"
-        place = path if path.exists() else path.absolute().parent
-        return _why_nothing_below(path) or _why_read_only(path, place) or _why_no_room(path, place)
+        place, has_place = _place_of(path)
+        if why := _why_nothing_below(path, place.parent):
+            return why
+        own = [place] if place.exists() else []
+        beside = [place.parent] if has_place else []  # where the file is written before it takes its place
+        whys = (_why_read_only(path, each) for each in (*own, *beside))
+        return next(filter(None, whys), None) or _why_no_room(path, (own or beside)[0])
     except OSError as error:
         return f"'{path}' cannot be written: {error.strerror}"
+
+
+def why_no_log(path: Path) -> str | None:
+    """Why lines cannot be appended to a file, as a sentence; None if they can. Makes nothing."""
+    try:
+        if path.exists() and not path.is_dir() and not path.is_file():  # a pipe's reader could stop the whole process
+            return f"'{path}' is not a regular file"
+    except OSError:
+        pass  # which is said in the same way of every file
+    return why_no_file(path)
 
 
 def why_no_folder(path: Path) -> str | None:
@@ -60,16 +74,30 @@ def why_no_folder(path: Path) -> str | None:
             return _why_read_only(path, path) or _why_no_room(path, path)
         if path.exists():
             return f"'{path}' is a file: give the name of a folder"
+        if path.is_symlink():
+            return f"'{path}' cannot be written: it is a link to nothing"
         parent = path.absolute().parent
         if parent == parent.parent:
             return f"'{path}' would be a new folder at the root of the file system: name one in a folder of yours"
-        return _why_nothing_below(path) or _why_read_only(path, parent) or _why_no_room(path, parent)
+        return _why_nothing_below(path, parent) or _why_read_only(path, parent) or _why_no_room(path, parent)
     except OSError as error:
         return f"'{path}' cannot be written: {error.strerror}"
 
 
-def _why_nothing_below(path: Path) -> str | None:
-    parent = path.absolute().parent
+def _place_of(path: Path) -> tuple[Path, bool]:
+    """What a link leads to, for a link stays a link; and whether a file can take its place: not of a device or a pipe.
+
+    Raises: OSError, also if the link leads to itself.
+    """
+    place = Path(os.path.realpath(path))
+    if place.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    if path.exists() and not place.is_file():  # what it leads to may be a pipe without a name
+        return path, False
+    return place, True
+
+
+def _why_nothing_below(path: Path, parent: Path) -> str | None:
     if parent.is_dir():
         return None
     return f"'{path}' cannot be written: " + (

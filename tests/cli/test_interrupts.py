@@ -1,9 +1,12 @@
 """Ctrl-C ends a command with exit code 130, and prints no traceback, whatever the command does at that moment."""
 
+import signal
 import subprocess
 import sys
 
 import pytest
+
+from starspec.cli.up import _Interrupts
 
 AT_AN_IMPORT = """
 import os, signal, sys
@@ -57,3 +60,16 @@ def test_ctrl_c_inside_an_import_ends_in_silence(words: tuple[str, ...]) -> None
 @pytest.mark.parametrize("after_s", ["0.5", "15"], ids=["while its modules are imported", "while it runs"])
 def test_ctrl_c_reaches_no_child_of_a_benchmark(after_s: str) -> None:
     assert said(CHILD, after_s) == (130, "")
+
+
+@pytest.mark.parametrize(("before", "num_counted"), [(signal.SIG_DFL, 1), (signal.SIG_IGN, 0)])
+def test_a_terminal_that_closes_ends_a_star_in_good_order_except_behind_nohup(before, num_counted):
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGHUP, before)
+        interrupts = _Interrupts()
+        signal.raise_signal(signal.SIGHUP)
+        assert interrupts.count == num_counted
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

@@ -17,7 +17,7 @@ from starspec.cli import app
 from starspec.errors import OutputError
 from starspec.harness.report import Spread, write_report
 from starspec.observe.trace import Trace
-from starspec.output_files import write_whole
+from starspec.output_files import why_no_file, write_whole
 
 
 def saving_options(group: TyperGroup, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -121,6 +121,42 @@ def test_a_folder_is_made_in_a_folder_that_is_there_and_not_at_the_root(words, s
 def test_nothing_is_saved_under_a_name_that_no_file_can_have(starspec, tmp_path: Path) -> None:
     sentence = refusal(starspec("bench", "wire", "--json", str(tmp_path / ("x" * 300))))
     assert "cannot be written: File name too long" in sentence
+
+
+def test_nothing_is_saved_behind_a_link_that_leads_nowhere(starspec, tmp_path: Path) -> None:
+    dangling, loop = tmp_path / "dangling.json", tmp_path / "loop.json"
+    dangling.symlink_to("none/result.json")
+    loop.symlink_to(loop)
+    sentence = refusal(starspec("bench", "wire", "--json", str(dangling)))
+    assert f"'{dangling}' cannot be written: there is no folder '{tmp_path / 'none'}'" in sentence
+    sentence = refusal(starspec("bench", "wire", "--json", str(loop)))
+    assert f"'{loop}' cannot be written: Too many levels of symbolic links" in sentence
+    assert "it is a link to nothing" in refusal(starspec("keygen", str(dangling)))
+    with pytest.raises(OutputError, match="Too many levels of symbolic links"):
+        write_whole(loop, b"new")
+
+
+def test_a_file_is_not_replaced_in_a_folder_that_is_read_only(starspec, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "result.json").write_text("earlier")
+    monkeypatch.setattr("os.access", lambda place, _mode: place != tmp_path)  # to root no folder is read-only
+    sentence = refusal(starspec("bench", "wire", "--json", str(tmp_path / "result.json")))
+    assert f"cannot be written: '{tmp_path}' is read-only" in sentence
+
+
+def test_a_pipe_behind_a_link_is_written_to() -> None:
+    reader, writer = os.pipe()
+    assert why_no_file(Path(f"/dev/fd/{writer}")) is None
+    write_whole(Path(f"/dev/fd/{writer}"), b"new")
+    os.close(writer)
+    with os.fdopen(reader, "rb") as read:
+        assert read.read() == b"new"
+
+
+@pytest.mark.parametrize("words", [each for each in SAVING if each[-1] == "--audit-log"], ids=" ".join)
+def test_an_audit_log_is_a_regular_file(words: tuple[str, ...], starspec, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # opening it would wait for a reader
+    sentence = refusal(starspec(*line_with(words, tmp_path / "pipe")))
+    assert sentence == f"starspec: --audit-log: '{tmp_path / 'pipe'}' is not a regular file"
 
 
 def test_nothing_is_saved_where_this_process_may_not_write(starspec, tmp_path: Path, monkeypatch) -> None:

@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
@@ -123,6 +124,25 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write keys to"):
         generate_keys(tmp_path / "file" / "keys")
+
+
+def test_a_disk_that_fills_up_leaves_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, opened = os.fdopen, 0
+
+    def third_on_a_full_disk(descriptor: int, mode: str) -> IO[bytes]:
+        nonlocal opened
+        opened += 1
+        if opened < 3:
+            return usual(descriptor, mode)
+        os.close(descriptor)
+        return Path("/dev/full").open(mode)
+
+    monkeypatch.setattr(os, "fdopen", third_on_a_full_disk)
+    with pytest.raises(ConfigError, match=rf"^cannot write keys to {tmp_path}: No space left on device$"):
+        generate_keys(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    generate_keys(tmp_path)
 
 
 def test_a_file_in_the_way_of_a_key_is_named(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, is_dataclass, replace
 from pathlib import Path
@@ -196,6 +197,9 @@ def _written(default: Any, option: Option) -> Any:
 
 def _read(value: Any, name: str, option: Option) -> Any:
     """The written value as the field's type; None = the config's default."""
+    has_bounds = (option.least, option.most) != (None, None)
+    if isinstance(value, float) and has_bounds and not math.isfinite(value):
+        raise typer.BadParameter(f"a finite number, not {value}", param_hint=_flags(name, option)[0])
     if value is None or option.form == "plain":
         return tuple(value) if isinstance(value, list) else value
     if option.form == "path":

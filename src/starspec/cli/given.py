@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -11,8 +12,10 @@ import typer
 
 from starspec.config import MAX_PASSED_OVER, MIN_GROUP, BatchingConfig, BatchingMethod, Option
 from starspec.errors import ConfigError
+from starspec.quoting import quoted
 
 Number = TypeVar("Number", int, float)
+MAX_DIGITS = 18  # of a number; Python converts no more than some thousands
 FOR_EXSPEC = "--window, --max-passed-over and --min-group"
 UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}  # bytes
 
@@ -68,9 +71,12 @@ def _numbers(text: str | None, option: str, read: Callable[[str], Number], examp
     if text is None:
         return None
     try:
-        return tuple(read(each) for each in text.split(","))
+        found = tuple(read(each) for each in text.split(","))
     except ValueError as error:
         raise typer.BadParameter(f"numbers with commas between, as {example}", param_hint=option) from error
+    if not all(map(math.isfinite, found)):
+        raise typer.BadParameter(f"finite numbers, not {text}", param_hint=option)
+    return found
 
 
 def by_name(text: str | None, option: str) -> dict[str, float]:
@@ -81,8 +87,8 @@ def by_name(text: str | None, option: str) -> dict[str, float]:
         try:
             value = float(number)
         except ValueError:
-            name = ""
-        if not name:
+            name, value = "", 0.0
+        if not name or not math.isfinite(value):
             raise ConfigError(f"{option} must be NAME=NUMBER,..., as in target-0=3,target-1=1, not '{text}'")
         if name in found:
             raise ConfigError(f"{option} names '{name}' twice, in '{text}': give it one number")
@@ -94,15 +100,15 @@ def word_or_number(text: str, flag: str, option: Option) -> str | int:
     """Parse auto or 4. Raises: ConfigError unless it is one of the option's words, or a number from 1 on."""
     if text in option.words:
         return text
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"{flag} must be {option.known}, not '{text}'")
+    if not (text.isdecimal() and len(text) <= MAX_DIGITS and int(text) >= 1):
+        raise ConfigError(f"{flag} must be {option.known}, not {quoted(text)}")
     return int(text)
 
 
 def port_range(text: str, option: str) -> tuple[int, int]:
     """Parse 7701-7764. Raises: ConfigError that names the option."""
     first, _, last = text.partition("-")
-    if not (first.isdecimal() and last.isdecimal()):
+    if not all(each.isdecimal() and len(each) <= MAX_DIGITS for each in (first, last)):
         raise ConfigError(f"{option} must be FIRST-LAST, as in 7701-7764, not '{text}'")
     if not 0 < int(first) <= int(last) < 65536:
         raise ConfigError(
@@ -114,7 +120,7 @@ def port_range(text: str, option: str) -> tuple[int, int]:
 def shard(text: str) -> tuple[int, int]:
     """Parse 2/4: the number of a shard, and how many there are. Raises: ConfigError."""
     number, _, of = text.partition("/")
-    if not (number.isdecimal() and of.isdecimal()):
+    if not all(each.isdecimal() and len(each) <= MAX_DIGITS for each in (number, of)):
         raise ConfigError(f"--shard must be as 2/4, the second of four, not '{text}'")
     if not 1 <= int(number) <= int(of):
         raise ConfigError(f"there is no shard {number} of {of}: they count from 1")

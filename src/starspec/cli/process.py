@@ -19,7 +19,7 @@ from starspec.models.loading.progress import listening
 from starspec.observe.progress import ProgressBar, with_share
 from starspec.observe.trace import Trace
 from starspec.openmp import unless_given
-from starspec.output_files import why_no_file
+from starspec.output_files import why_no_file, why_no_log
 from starspec.quoting import harmless
 from starspec.supervise.report import HURRY, Failed, Loading, Ready, SupervisorLine, supervisor_line
 
@@ -133,6 +133,12 @@ def check_file(file: Path | str | None, option: str) -> None:
     """Check early that a file can be written later. Raises: ConfigError that names the option."""
     if file is not None and (why := why_no_file(Path(file))):
         raise ConfigError(f"{option}: {why}")
+
+
+def check_log(file: str | None) -> None:
+    """Check early that an audit log can be appended to. Raises: ConfigError that names the option."""
+    if file is not None and (why := why_no_log(Path(file))):
+        raise ConfigError(f"--audit-log: {why}")
 
 
 def stop_on_signal(stop: Callable[[], None], then: signal.Handlers) -> None:

@@ -17,7 +17,7 @@ from starspec.cli.binder import REQUIRED, bound, take
 from starspec.cli.files import check_folder, folder_named
 from starspec.cli.options import BatchingOptions
 from starspec.cli.output import check_output
-from starspec.cli.process import Server, ServerProcess, check_file
+from starspec.cli.process import Server, ServerProcess, check_log
 from starspec.cli.speculation import DraftOptions
 from starspec.config import (
     SERVERS,
@@ -161,7 +161,7 @@ def serve(config: ServerConfig) -> None:
 
     Raises: StarspecError if it cannot start.
     """
-    check_file(config.audit_log, "--audit-log")
+    check_log(config.audit_log)
     process = ServerProcess(config.name, config.process)
     with process.reporting_failure():
         _check(config)

@@ -21,7 +21,7 @@ from starspec.cli.binder import bound, take
 from starspec.cli.display import Display, LineDisplay, TableDisplay
 from starspec.cli.options import BatchingOptions
 from starspec.cli.output import check_output
-from starspec.cli.process import check_file
+from starspec.cli.process import check_file, check_log
 from starspec.cli.serve import TARGET_MODEL
 from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions
 from starspec.config import (
@@ -142,7 +142,7 @@ def up(
     """
     check_output()
     read_thresholds(limits.relaxed_thresholds)  # before processes start that would all fail
-    check_file(hub.audit_log, "--audit-log")
+    check_log(hub.audit_log)
     model = _of_model(model, target)
     speculative = drafting.to_config()
     _check_draft_device(speculative, star.draft_device)
@@ -261,13 +261,17 @@ def _reserve_stages(reservations: PortReservations, star: StarConfig) -> Iterato
 
 
 class _Interrupts:
-    """Counts SIGINT and SIGTERM. Two within TOGETHER_S count once: `timeout` and some shells send two."""
+    """Counts SIGINT, SIGTERM and SIGHUP. Two within TOGETHER_S count once: `timeout` and some shells send two.
+
+    Behind `nohup`, SIGHUP stays without effect.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self._last_s = float("-inf")
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._handle)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: object) -> None:  # noqa: ARG002 (the signature of a handler)
         now = time.monotonic()

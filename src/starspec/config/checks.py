@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -94,6 +95,8 @@ def check_ranges(config: Any) -> None:
         value = getattr(config, name)
         if not isinstance(value, int | float):
             continue
+        if (option.least, option.most) != (None, None) and not math.isfinite(value):
+            raise ConfigError(f"{name} must be a finite number, got {value}")
         if option.least is not None:
             at_least(name, value, option.least)
         if option.most is not None and value > option.most:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -63,19 +64,22 @@ def generate_keys(folder: Path) -> list[Path]:
 
     Returns: the files written.
     Raises: ConfigError if any of them exists, or if the folder cannot be written.
-    Effects: creates the folder (mode 700), secrets of mode 600 and public keys of mode 644.
+    Effects: creates the folder (mode 700), secrets of mode 600 and public keys of mode 644; all files or none.
     """
     paths = [folder / f"{role}.{kind}" for role in ROLES for kind in ("secret", "public")]
     if existing := [path.name for path in paths if path.exists()]:
         raise ConfigError(f"{folder} already holds {', '.join(existing)}: choose another folder or remove them first")
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for role in ROLES:
-            public, secret = zmq.curve_keypair()
-            _write(folder / f"{role}.secret", secret, 0o600)
-            _write(folder / f"{role}.public", public, 0o644)
+        with ExitStack() as undo:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for role in ROLES:
+                public, secret = zmq.curve_keypair()
+                _write(folder / f"{role}.secret", secret, 0o600, undo)
+                _write(folder / f"{role}.public", public, 0o644, undo)
+            undo.pop_all()
     except OSError as error:
-        raise ConfigError(f"cannot write keys to {folder}: {error.filename}: {error.strerror}") from error
+        where = f"{error.filename}: " if error.filename else ""
+        raise ConfigError(f"cannot write keys to {folder}: {where}{error.strerror}") from error
     return paths
 
 
@@ -143,6 +147,8 @@ def read_key(path: Path) -> bytes:
     return key
 
 
-def _write(path: Path, key: bytes, mode: int) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+def _write(path: Path, key: bytes, mode: int, undo: ExitStack) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    undo.callback(path.unlink, missing_ok=True)
+    with os.fdopen(descriptor, "wb") as file:
         file.write(key + b"\n")
