@@ -17,6 +17,9 @@ RowLease = NewType("RowLease", int)
 RowEpoch = NewType("RowEpoch", int)
 """How often tokens of a row's occupant were taken back after windows had been launched that stand on them."""
 
+StageId = NewType("StageId", str)
+"""One process that is a stage, whatever its endpoint is called. One that starts again gets another one."""
+
 TargetId = NewType("TargetId", str)
 """The name of a target, chosen by its operator and shown in metrics, tables and traces."""
 

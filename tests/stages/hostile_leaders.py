@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import count
 
 import msgspec
@@ -54,6 +55,16 @@ def window(num_tokens: int = 3, **changes: object) -> WindowHead:
 
 def states(num_tokens: int) -> bytes:
     return bytes(STATE_BYTES * num_tokens)
+
+
+def passed_on(parts: Multipart) -> Multipart:
+    """The same, as if the first of two stages had computed it."""
+    if len(parts) != 3:
+        return parts
+    with suppress(msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        head = msgspec.msgpack.decode(parts[0])
+        return [msgspec.msgpack.encode({**head, "work": [[0.0, 0.0, 0, 0, 0, 1]]}), *parts[1:]]
+    return parts
 
 
 LEASE = RowChange("lease", 0, RowLease(1))

@@ -224,14 +224,16 @@ class LargestNumbers(MadStage):
     """That a decoder lets through."""
 
     def landed(self, honest: Landing) -> Answer:
-        return replace(honest, work=(*honest.work[:-1], StageWork(1e9, 1e9, 2**28, 2**28)))
+        return replace(
+            honest, work=(*honest.work[:-1], replace(honest.work[-1], compute_s=1e9, wait_s=1e9, num_bytes=2**28))
+        )
 
 
 class AbsurdNumbers(MadStage):
     def landed(self, honest: Landing) -> Answer:
         seconds = self.dice.choice((math.nan, math.inf, -math.inf, -1.0, 1e308))
         num_bytes = self.dice.choice((2**53 - 1, 2**63))
-        return replace(honest, work=(*honest.work[:-1], StageWork(seconds, seconds, num_bytes, num_bytes)))
+        return replace(honest, work=(*honest.work[:-1], StageWork(seconds, seconds, num_bytes, num_bytes, 2, 3)))
 
 
 class NoTimeAtAll(MadStage):
@@ -239,7 +241,9 @@ class NoTimeAtAll(MadStage):
 
     def landed(self, honest: Landing) -> Answer:
         nothing_s = self.dice.choice((0.0, 5e-324))
-        return replace(honest, work=tuple(StageWork(nothing_s, 1e9, 0, 0) for _ in honest.work))
+        return replace(
+            honest, work=tuple(StageWork(nothing_s, 1e9, 0, 0, each.start, each.end) for each in honest.work)
+        )
 
 
 class VeryMuchWork(MadStage):
@@ -256,6 +260,13 @@ class HugeLandings(MadStage):
         more = "x" * (MAX_TRAVERSAL_BYTES - 99)
         self.say_raw({"type": "alive", "pipe_epoch": self.epoch, "sent_s": 0.0, "more": more})
         return None
+
+
+class LeavesStagesOut(MadStage):
+    """As if a stage before it had been skipped."""
+
+    def landed(self, honest: Landing) -> Answer:
+        return replace(honest, work=honest.work[1:])
 
 
 class WrongEpochs(MadStage):
@@ -363,7 +374,7 @@ class OutdatedForEver(MadStage):
     highest = False
 
     def answer(self, message: CoordinatorToStage, honest):  # type: ignore[no-untyped-def]
-        return Outdated(self.newer(message)) if isinstance(message, Attach | Beat) else honest
+        return Outdated(self.newer(message), self.session.stage_id) if isinstance(message, Attach | Beat) else honest
 
     def newer(self, message: Attach | Beat) -> PipeEpoch:
         return PipeEpoch(message.pipe_epoch + 5)
@@ -477,6 +488,7 @@ LANDING: list[type[MadStage]] = [
     AbsurdNumbers,
     NoTimeAtAll,
     VeryMuchWork,
+    LeavesStagesOut,
     HugeLandings,
     WrongEpochs,
     WrongNumbers,

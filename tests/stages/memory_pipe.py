@@ -6,6 +6,8 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from starspec.errors import PeerProtocolError
 from starspec.models.runner import Stage
 from starspec.stages.frames import Frame
@@ -39,6 +41,7 @@ class MemoryPipe:
         self.paused: set[int] = set()
         self.cut: set[int] = set()  # stages that nothing reaches or leaves
         self.cut_links: set[tuple[int, int]] = set()  # from a stage to the next one
+        self.told_next: dict[int, str] = {}  # names of stages that some send to, whatever the coordinator says
         self._delay = delay
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -99,7 +102,12 @@ class MemoryPipe:
 
     def _next_of(self, stage: int) -> int | None:
         following = self.workers[stage].session.next
-        return self.names.index(following) if following else None
+        return self.names.index(self.told_next.get(stage, following)) if following else None
+
+    def _answer_attach(self, stage: int, answer: Attached) -> None:
+        following = self._next_of(stage)
+        next_id = None if following is None else self.workers[following].session.stage_id
+        self._answer(stage, replace(answer, next_id=next_id))
 
     def _release(self) -> None:
         held, self._held = self._held, []
@@ -115,7 +123,9 @@ class MemoryPipe:
             answer = self.workers[stage].control(self._to_stage.decode(frame))
             following = self._next_of(stage)
             if isinstance(answer, Attached) and (stage, following) in self.cut_links:
-                self._held.append((("answer", stage, following), lambda: self._answer(stage, answer)))
+                self._held.append((("answer", stage, following), lambda: self._answer_attach(stage, answer)))
+            elif isinstance(answer, Attached):
+                self._answer_attach(stage, answer)
             elif answer is not None:
                 self._answer(stage, answer)
 
@@ -128,13 +138,13 @@ class MemoryPipe:
             if self.lose_next == stage:
                 self.lose_next = None
                 return
-            session = self.workers[stage].session
+            session, following = self.workers[stage].session, self._next_of(stage)
             try:
                 answer = self.workers[stage].take(parts)
             except PeerProtocolError:
                 return  # as StageServer does
-            if isinstance(answer, Frame) and session.next:
-                self.send(answer.parts, self.names.index(session.next), stage)
+            if isinstance(answer, Frame) and following is not None:
+                self.send(answer.parts, following, stage)
             elif isinstance(answer, Frame):  # it was attached by itself, and a traversal from before came late
                 self._answer(stage, session.break_off(session.pipe_epoch, "there is no next stage"))
             elif answer is not None:

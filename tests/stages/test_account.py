@@ -42,7 +42,7 @@ def test_bytes_on_all_links_are_counted_and_traversals_of_all_tokens() -> None:
 
 
 def test_a_pipe_whose_slowest_stage_always_computes_is_full_and_sums_are_kept() -> None:
-    account, work = PipeAccount(2), (StageWork(0.1, 0.0, 10, 0), StageWork(0.2, 0.05, 10, 8))
+    account, work = PipeAccount(2), (StageWork(0.1, 0.0, 10, 0, 0, 1), StageWork(0.2, 0.05, 10, 8, 1, 2))
     account.note(work, 5, launched_s=0.0, now=0.4)
     assert account.stats.fill.value == pytest.approx(0.5)
     account.note(work, 5, launched_s=0.1, now=0.6)  # it waited for the one before

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from hostile_leaders import ATTACKS, Attack, attach
+from hostile_leaders import ATTACKS, Attack, attach, passed_on
 from stage_driver import Driver, no_draft
 from stage_servers import WAIT_S, Running, addresses, pipe_of, serving
 from structlog.testing import capture_logs
@@ -128,7 +128,7 @@ def test_a_stage_outlives_whoever_leads_it_and_serves_the_next_one(
         with mad_at(stages[at]) as mad:
             mad.lead()
             for parts in attack(mad.epoch):
-                mad.send(parts)
+                mad.send(passed_on(parts) if at else parts)
             mad.settle(stages[at])
             mad.leave(stages[at])
         assert memory() - before < MAX_GROWTH
@@ -149,7 +149,7 @@ def test_no_stranger_breaks_a_pipe(at: int, stages: list[Running]) -> None:
         for attack in (None, *ATTACKS):
             with mad_at(stages[at]) as mad:
                 for parts in [] if attack is None else attack(verifier._members.pipe_epoch):
-                    mad.send(parts)
+                    mad.send(passed_on(parts) if at else parts)
                 mad.settle(stages[at])
             num_known = len(sequence.token_ids)
             while len(sequence.token_ids) == num_known:

@@ -11,6 +11,7 @@ from hostile_stages import (
     KnowsTheLastEpoch,
     LandsNothing,
     LargestNumbers,
+    LeavesStagesOut,
     MadPipe,
     MadStage,
     NoTokens,
@@ -73,6 +74,18 @@ def test_a_mad_stage_ends_requests_in_time_at_worst(kind: type[MadStage], at: in
     for name, (reason, why) in target.ends.items():
         assert reason == "abort" or target.got[name] == target.expected[name]
         assert reason != "abort" or why
+
+
+def test_what_lands_without_all_stages_gives_no_token() -> None:
+    pipe = MadPipe(toy_stages(NUM_STAGES), LeavesStagesOut, LAST)
+    pipe.go_mad()
+    target = Target(pipe=pipe)
+    target.submit("a", PROMPT, GREEDY, NUM_TOKENS)
+    with capture_logs() as logs:
+        target.run(seconds=LONGEST_S)
+    assert target.got == {"a": []}
+    assert target.ends["a"][0] == "abort"
+    assert logs[0]["why"] == "stage s2 answered what it was not asked: layers 1:2, 2:3 computed it"
 
 
 @pytest.mark.parametrize(("kind", "at"), KINDS)

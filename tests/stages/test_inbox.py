@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from starspec.audit import AuditLog
-from starspec.ids import PeerId, PipeEpoch
+from starspec.ids import PeerId, PipeEpoch, StageId
 from starspec.stages.inbox import MAX_CONTROLS, MAX_QUEUED, Control, StageInbox
 from starspec.wire.codec import Decoder, encode
 from starspec.wire.messages import Alive, Beat, Detach, Gap, StageToCoordinator
@@ -19,6 +19,7 @@ from starspec.wire.transports.stage_port import StageArrival, StagePort
 
 LIMIT_S = 10.0
 EPOCH = PipeEpoch(3)
+STAGE = StageId("0123456789abcdef")
 DECODER: Decoder[StageToCoordinator] = Decoder(StageToCoordinator)
 
 
@@ -31,7 +32,7 @@ def reading(answer_beat=alive) -> Iterator[tuple[StageInbox, StageConnection]]:
     """An inbox of a stage that takes nothing by itself, and its coordinator."""
     port, context = StagePort("127.0.0.1", 0, None, False, AuditLog.off()), Context()
     connection = StageConnection(context, f"tcp://127.0.0.1:{port.port}", None, False, LIMIT_S, "the target")
-    inbox = StageInbox(port, "target", answer_beat, time.monotonic)
+    inbox = StageInbox(port, STAGE, "target", answer_beat, time.monotonic)
     inbox.start()
     try:
         limit_s = time.monotonic() + LIMIT_S

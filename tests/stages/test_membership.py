@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from starspec.ids import PipeEpoch, TargetId
+from starspec.ids import PipeEpoch, StageId, TargetId
 from starspec.policy.stage_liveness import FIRST_ROUND_TRIP_S
 from starspec.stages.attach import Pipe
 from starspec.stages.member import StageTimes
@@ -13,10 +13,12 @@ from starspec.wire.stage_session import NOT_IN_PIPE
 
 TIMES = StageTimes(seen_within_s=2.0, wait_s=10.0)
 FIRST, LAST, SPARE = range(3)
+ID_OF = [StageId(str(layer) * 16) for layer in range(2)]  # of the stage with this layer
 
 
 def stage(layer: int, epoch: int, fingerprint: str = "model") -> Attached:
-    return Attached(PipeEpoch(epoch), layer, layer + 1, 2, fingerprint, 4, 100)
+    next_id = ID_OF[1] if layer == 0 else None
+    return Attached(PipeEpoch(epoch), layer, layer + 1, 2, fingerprint, 4, 100, ID_OF[layer], next_id=next_id)
 
 
 def broken() -> Membership:
@@ -240,7 +242,7 @@ def test_attempts_that_fail_again_and_again_have_pauses() -> None:
 def test_what_a_spare_says_about_epochs_counts_for_it_alone() -> None:
     pipe = Pipe(("first", "last"), (stage(0, 1), stage(1, 1)), PipeEpoch(1), 9.0, TargetId("t"))
     members = Membership(pipe, ["spare"], TIMES, 0.0, unix_clock=lambda: 1e9)
-    members.hear(SPARE, Outdated(PipeEpoch(10**9)), 0.1)
+    members.hear(SPARE, Outdated(PipeEpoch(10**9), ID_OF[0]), 0.1)
     members.hear(LAST, Gap(PipeEpoch(1), 1, "no"), 0.2)
     sent = attached_anew(members, 0.3)
     assert sent[FIRST].pipe_epoch == sent[LAST].pipe_epoch < 10
@@ -250,7 +252,7 @@ def test_what_a_spare_says_about_epochs_counts_for_it_alone() -> None:
 
 def test_an_epoch_that_no_clock_allows_is_not_taken_for_one() -> None:
     members = broken()
-    members.hear(LAST, Outdated(PipeEpoch(2**52 - 1)), 0.2)
+    members.hear(LAST, Outdated(PipeEpoch(2**52 - 1), ID_OF[1]), 0.2)
     assert members.reason == f"stage last knows pipe epoch {2**52 - 1}, which cannot be"
     members.hear(LAST, stage(1, members.epoch), 0.3)
     sent = attached_anew(members, 1.0)

@@ -141,6 +141,26 @@ def test_a_stage_that_is_told_who_comes_behind_takes_nobodys_word_for_another() 
             stack.enter_context(pipe_of(addresses([before, behind]), wait_s=2.0))
 
 
+def test_a_stage_that_is_told_another_stage_than_the_one_behind_it_is_refused() -> None:
+    with ExitStack() as stack:
+        first, last = toy_stages(2)
+        behind, other = stack.enter_context(serving([last, toy_stages(2)[1]]))
+        [before] = stack.enter_context(serving([first], next=other.address))
+        told = rf"^stage {before.address} sends to a stage that is not in --stages, not to {behind.address}, .* --next"
+        with pytest.raises(ConfigError, match=told):
+            stack.enter_context(pipe_of(addresses([before, behind])))
+
+
+def test_a_stage_that_has_two_addresses_is_listed_once() -> None:
+    with serving(toy_stages(2)) as servers:
+        twice = [*addresses(servers), servers[1].address.replace("127.0.0.1", "localhost")]
+        with (
+            pytest.raises(ConfigError, match=rf"^{twice[1]} and {twice[2]} are the same stage: list it once"),
+            pipe_of(twice),
+        ):
+            pass
+
+
 def test_a_stage_whose_lease_ends_before_it_gets_to_the_next_one_does_not_say_that_it_is_attached() -> None:
     with serving(toy_stages(2)[:1], next="tcp://127.0.0.1:1") as servers, linked(addresses(servers)) as link:
         link.control(0, Attach(PROTOCOL_VERSION, TargetId("t"), PipeEpoch(1), 0.2))

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from toy_stages import plain, toy_stages
 
 from starspec.errors import ConfigError, PeerLost, PeerProtocolError
-from starspec.ids import PipeEpoch, RowEpoch, RowLease, TargetId
+from starspec.ids import PipeEpoch, RowEpoch, RowLease, StageId, TargetId
 from starspec.log_limit import INTERVAL_S, LINES
 from starspec.models.runner import Segment
 from starspec.sampling.spec import SamplingSpec
@@ -55,8 +55,7 @@ PROMPT = [3, 1, 4, 1, 5]
 
 
 def attached(pipe: MemoryPipe, target: str = "t") -> Pipe:
-    names = [f"s{index}" for index in range(len(pipe.runners))]
-    return attach(pipe, names, TargetId(target), lease_s=2.0, timeout_s=1.0, clock=pipe.clock)
+    return attach(pipe, pipe.names[: len(pipe.runners)], TargetId(target), lease_s=2.0, timeout_s=1.0, clock=pipe.clock)
 
 
 def piped(num_stages: int = 3, delay_s: float = 0.0) -> tuple[MemoryPipe, RemoteVerifier]:
@@ -156,6 +155,68 @@ def test_stages_that_are_not_one_model_make_no_pipe() -> None:
         attached(pipe)
 
 
+@pytest.mark.parametrize(("leads_to", "what"), [("s2", "stage s2"), ("spare", "a stage that is not in --stages")])
+def test_a_stage_that_is_told_another_next_one_is_refused_with_the_option(leads_to: str, what: str) -> None:
+    pipe = MemoryPipe([*toy_stages(3), toy_stages(3)[1]])
+    pipe.names[3], pipe.told_next = "spare", {0: leads_to}
+    with pytest.raises(ConfigError) as refusal:
+        attach(pipe, pipe.names[:3], TargetId("t"), lease_s=2.0, timeout_s=1.0, clock=pipe.clock)
+    assert str(refusal.value) == (
+        f"stage s0 sends to {what}, not to s1, which comes behind it: start s0 with a --next that leads to s1, or with "
+        "none"
+    )
+    pipe.drain()
+    assert {worker.session.state for worker in pipe.workers} == {StageState.DETACHED}
+
+
+def test_a_stage_that_comes_back_with_a_wrong_next_one_is_named_until_it_is_right() -> None:
+    pipe, verifier = piped()
+    driver = Driver(verifier, no_draft)
+    sequence = driver.begin(PROMPT, GREEDY, 6)
+    driver.poll(1.0)
+    pipe.told_next = {0: "s2"}
+    pipe.restart(0)
+    driver.launch([sequence])
+    while verifier.refusal is None:
+        driver.poll(1.0)
+    assert "stage s0 sends to stage s2, not to s1" in sequence.why_failed
+    assert sequence.token_ids == PROMPT
+    pipe.told_next = {}
+    while verifier.refusal is not None:
+        driver.poll(1.0)
+    again = driver.begin(PROMPT, GREEDY, 6)
+    driver.decode_all()
+    assert again.token_ids == plain(3, PROMPT, GREEDY.sampling, 6)
+
+
+def test_a_stage_that_starts_again_while_all_are_attached_is_known_by_its_new_name() -> None:
+    pipe = MemoryPipe(toy_stages(2))
+    is_restarted: list[bool] = []
+
+    def restart_once(timeout_s: float) -> list[tuple[int, StageToCoordinator]]:
+        answers = MemoryPipe.receive(pipe, timeout_s)
+        if is_restarted:
+            return answers
+        is_restarted.append(True)
+        pipe.drain()
+        [first, _] = sorted([*answers, *MemoryPipe.receive(pipe, 0.0)], key=lambda each: each[0])
+        pipe.restart(1)
+        pipe.control(1, attach_message())
+        return [first]
+
+    pipe.receive = restart_once  # type: ignore[method-assign]
+    assert [each.next_id for each in attached(pipe).stages] == [pipe.workers[1].session.stage_id, None]
+
+
+def test_one_stage_under_two_names_is_refused_in_one_sentence() -> None:
+    pipe = MemoryPipe(toy_stages(2))
+    pipe.names.append("alias")
+    pipe.workers.append(pipe.workers[1])
+    pipe.runners.append(pipe.runners[1])
+    with pytest.raises(ConfigError, match=r"^s1 and alias are the same stage: list it once in --stages$"):
+        attached(pipe)
+
+
 def test_a_stage_of_another_target_refuses_in_one_sentence() -> None:
     pipe, _ = piped()
     with pytest.raises(ConfigError, match="stage s0 refuses: the stage belongs to target t"):
@@ -187,8 +248,11 @@ def head(row: int = 0, lease: int = 1, base: int = 0, num_tokens: int = 3, num_l
     return WindowHead(row, RowLease(lease), RowEpoch(0), base, num_tokens, num_logits, path, None, list(ids))
 
 
-def frame(number: int, changes=(), windows=(), judges=(), hidden: bytes = b"") -> list[bytes]:
-    traversal = Traversal(PipeEpoch(1), number, list(changes), list(windows))
+FIRST_OF_TWO = (StageWork(0.0, 0.0, 0, 0, 0, 1),)
+
+
+def frame(number: int, changes=(), windows=(), judges=(), hidden: bytes = b"", work=FIRST_OF_TWO) -> list[bytes]:
+    traversal = Traversal(PipeEpoch(1), number, list(changes), list(windows), work)
     return Frame(traversal, encode(Judges(list(judges))), hidden).parts
 
 
@@ -237,17 +301,26 @@ def test_a_traversal_that_cannot_be_computed_breaks_the_pipe_with_a_reason(parts
     gap = worker.take(parts)
     assert isinstance(gap, Gap)
     assert gap.reason
+    assert "have computed" not in gap.reason
     assert isinstance(worker.take(frame(2)), Gap)  # nothing is computed on rows that may be wrong
     assert isinstance(worker.control(attach_message(2)), Attached)
     worker.rows.check_integrity()
     assert not worker.rows.cache.rows.leased
 
 
+@pytest.mark.parametrize("came", [(), ((0, 2),), ((0, 1), (0, 1)), ((1, 1),)])
+def test_a_stage_computes_nothing_behind_other_layers_than_those_before_its_own(came) -> None:
+    work = tuple(StageWork(0.0, 0.0, 0, 0, *layers) for layers in came)
+    gap = last_stage().take(frame(1, [LEASE], [head()], hidden=bytes(24), work=work))
+    assert isinstance(gap, Gap)
+    assert gap.reason.endswith("came to layers 1:2: is a --next wrong?")
+
+
 @pytest.mark.parametrize("ids", [(), (1, 2, 3)])
 def test_a_first_stage_computes_no_window_whose_tokens_it_is_not_told(ids: tuple[int, ...]) -> None:
     worker = StageWorker(toy_stages(2)[0], lambda: 0.0)
     assert isinstance(worker.control(attach_message()), Attached)
-    assert isinstance(worker.take(frame(1, [LEASE], [head(ids=ids)])), Frame if ids else Gap)
+    assert isinstance(worker.take(frame(1, [LEASE], [head(ids=ids)], work=())), Frame if ids else Gap)
 
 
 def test_what_is_no_traversal_changes_nothing() -> None:
@@ -345,10 +418,10 @@ def test_a_coordinator_survives_whatever_stages_send_and_goes_on() -> None:
     answers: list[StageToCoordinator] = [
         Alive(PipeEpoch(1), 0.5),
         Gap(PipeEpoch(1), 1, "no"),
-        Attached(PipeEpoch(2), 0, 1, 3, "toy", 4, 64),
-        Outdated(PipeEpoch(7)),
+        Attached(PipeEpoch(2), 0, 1, 3, "toy", 4, 64, StageId("0" * 16)),
+        Outdated(PipeEpoch(7), StageId("0" * 16)),
         Refused("full", "no"),
-        Landing(PipeEpoch(1), 1, [VerdictOf([3, 4], (0,))], (StageWork(0.1, 0.0, 9, 0),)),
+        Landing(PipeEpoch(1), 1, [VerdictOf([3, 4], (0,))], (StageWork(0.1, 0.0, 9, 0, 0, 3),)),
     ]
     seeds, decoder = [encode(each) for each in answers], Decoder[StageToCoordinator](StageToCoordinator)
     num_heard = 0

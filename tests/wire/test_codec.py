@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from starspec.config import MAX_TOP_K
 from starspec.errors import LocalProtocolError, PeerProtocolError
-from starspec.ids import Epoch, LinkId, PipeEpoch, RequestId, RowEpoch, RowLease, Tag, TargetId
+from starspec.ids import Epoch, LinkId, PipeEpoch, RequestId, RowEpoch, RowLease, StageId, Tag, TargetId
 from starspec.sampling.grammar import GrammarSpec
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import MAX_SUPPORT, DraftTree, Drawing, DrawnCandidates
@@ -40,6 +40,8 @@ from starspec.wire.messages import (
     HubPublicReply,
     HubStatus,
     HubToTarget,
+    Identify,
+    Identity,
     JudgeOf,
     Judges,
     Landing,
@@ -58,6 +60,7 @@ from starspec.wire.messages import (
     RowLaw,
     StageToCoordinator,
     StageToStage,
+    StageToStageBefore,
     StageWork,
     Submit,
     TargetStatus,
@@ -73,7 +76,8 @@ from starspec.wire.messages import (
 )
 
 SAMPLING = SamplingSpec(temperature=0.7, top_p=0.9, logit_bias={5: -1.5}, seed=2**62, end_token_ids=(2, 3))
-WORK = StageWork(0.5, 0.25, 900, 700)
+WORK = StageWork(0.5, 0.25, 900, 700, 0, 2)
+STAGE = StageId("0123456789abcdef")
 HEAD = WindowHead(0, RowLease(1), RowEpoch(0), 4, 3, 3, (0, 2), (-1, 0, 0), [5, 6, 7])
 LAW = RowLaw(SAMPLING, None, 2, 1, [1, 2])
 STATS = TargetStats(acceptance=AcceptanceStats(num_drafts=3, num_accepted_tokens_per_pos=[3, 1]), num_rounds=4)
@@ -102,11 +106,13 @@ EVERY_MESSAGE: list[tuple[object, Message]] = [
     (CoordinatorToStage, Detach(PipeEpoch(1))),
     (
         StageToStage,
-        Traversal(PipeEpoch(1), 1, [RowChange("lease", 0, RowLease(1))], [HEAD], (StageWork(0.5, 0.25, 900, 700),)),
+        Traversal(PipeEpoch(1), 1, [RowChange("lease", 0, RowLease(1))], [HEAD], (WORK,)),
     ),
+    (StageToStage, Identify()),
+    (StageToStageBefore, Identity(STAGE)),
     (StageToStage, Judges([JudgeOf(0, 3, [5, 6, 7], [-1, -1], law=LAW)])),
-    (StageToCoordinator, Attached(PipeEpoch(1), 0, 2, 4, "f", 8, 100)),
-    (StageToCoordinator, Outdated(PipeEpoch(4))),
+    (StageToCoordinator, Attached(PipeEpoch(1), 0, 2, 4, "f", 8, 100, STAGE, next_id=STAGE)),
+    (StageToCoordinator, Outdated(PipeEpoch(4), STAGE)),
     (StageToCoordinator, Alive(PipeEpoch(1), 0.5)),
     (StageToCoordinator, Gap(PipeEpoch(1), 3, "no")),
     (StageToCoordinator, Landing(PipeEpoch(1), 3, [VerdictOf([6, 9], (0,), (0,), [(-0.5, [(6, -0.5)])] * 2, (0.25,))])),
@@ -130,6 +136,7 @@ ALL_DIRECTIONS = (
     CoordinatorToStage,
     StageToCoordinator,
     StageToStage,
+    StageToStageBefore,
 )
 
 

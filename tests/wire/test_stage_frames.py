@@ -105,8 +105,8 @@ def test_an_impossible_verdict_is_refused(change: dict[str, object]) -> None:
 @pytest.mark.parametrize("work", INVALID_WORK.values(), ids=INVALID_WORK)
 def test_an_impossible_account_of_a_stage_is_refused(work: list[float]) -> None:
     landing = {"type": "landing", "pipe_epoch": 1, "number": 1, "verdicts": []}
-    assert isinstance(decode(StageToCoordinator, {**landing, "work": [[0.1, 0.1, 9, 8]]}), Landing)
-    for each in ([work], [[0.0, 0.0, 0, 0]] * 257):
+    assert isinstance(decode(StageToCoordinator, {**landing, "work": [[0.1, 0.1, 9, 8, 0, 2]]}), Landing)
+    for each in ([[*work, 0, 2]], [[0.0, 0.0, 0, 0, 0, 2]] * 257):
         with pytest.raises(PeerProtocolError):
             decode(StageToCoordinator, {**landing, "work": each})
 

@@ -93,9 +93,9 @@ def test_a_traversal_of_a_pipe_that_the_stage_does_not_know_is_answered_with_its
 
 def test_a_pipe_epoch_is_never_used_again() -> None:
     session = attached(3)
-    assert session.attach(attach(3), 0.0) == Outdated(PipeEpoch(3))
+    assert session.attach(attach(3), 0.0) == Outdated(PipeEpoch(3), session.stage_id)
     assert session.hear(Detach(PipeEpoch(3)), 0.0)
-    assert session.attach(attach(3), 0.0) == Outdated(PipeEpoch(3))
+    assert session.attach(attach(3), 0.0) == Outdated(PipeEpoch(3), session.stage_id)
 
 
 def test_a_stage_belongs_to_one_target_while_its_lease_lasts() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from starspec.stages.member import Member
 from starspec.stages.membership import Membership
 from starspec.stats import PipeStats, StageStats
@@ -19,25 +21,24 @@ class PipeAccount:
 
     def __init__(self, num_stages: int) -> None:
         self.stats = PipeStats()
-        self._work = [StageWork(0.0, 0.0, 0, 0)] * num_stages
+        self._work = [StageWork(0.0, 0.0, 0, 0, 0, 0)] * num_stages
         self._landed_s = 0.0  # when something landed last
 
     def note(self, work: Sequence[StageWork], num_bytes: int, launched_s: float, now: float) -> None:
         """A traversal has landed.
 
         Args:
-            work: of the stages, in order.
+            work: of all stages, in order.
             num_bytes: of the landing.
             launched_s: when the traversal left.
         """
         stats = self.stats
         stats.num_traversals += 1
         stats.num_landing_bytes += num_bytes
-        if len(work) == len(self._work):
-            self._work = [_sum(*pair) for pair in zip(self._work, work, strict=True)]
-            seconds = now - max(launched_s, self._landed_s)
-            if seconds > 0.0:
-                stats.fill.add(min(1.0, max(each.compute_s for each in work) / seconds))
+        self._work = [_sum(*pair) for pair in zip(self._work, work, strict=True)]
+        seconds = now - max(launched_s, self._landed_s)
+        if seconds > 0.0:
+            stats.fill.add(min(1.0, max(each.compute_s for each in work) / seconds))
         self._landed_s = now
 
     def of(self, members: Membership, depth: int, num_in_flight: int, num_losses: int) -> PipeStats:
@@ -66,15 +67,14 @@ class PipeAccount:
 
 def possible(work: StageWork, traversal_s: float) -> StageWork:
     """What a stage says of its part of a traversal, which took so long in all: no part takes longer."""
-    return StageWork(
-        min(work.compute_s, traversal_s), min(work.wait_s, traversal_s), work.num_bytes, work.num_hidden_bytes
-    )
+    return replace(work, compute_s=min(work.compute_s, traversal_s), wait_s=min(work.wait_s, traversal_s))
 
 
 def _sum(one: StageWork, other: StageWork) -> StageWork:
-    return StageWork(
-        one.compute_s + other.compute_s,
-        one.wait_s + other.wait_s,
-        one.num_bytes + other.num_bytes,
-        one.num_hidden_bytes + other.num_hidden_bytes,
+    return replace(
+        other,
+        compute_s=one.compute_s + other.compute_s,
+        wait_s=one.wait_s + other.wait_s,
+        num_bytes=one.num_bytes + other.num_bytes,
+        num_hidden_bytes=one.num_hidden_bytes + other.num_hidden_bytes,
     )

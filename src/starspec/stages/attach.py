@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from starspec.config.stages import HiddenDtype
@@ -79,22 +80,55 @@ def attach(
     Raises: ConfigError if a stage refuses, knows epochs that cannot be, or the stages are not one model; PeerLost if
         one does not answer. Then those that have answered are told that they are free.
     """
-    deadline_s, epoch = clock() + timeout_s, PipeEpoch(1)
+    deadline_s, epoch, misled_before = clock() + timeout_s, PipeEpoch(1), -1
     for _ in range(1 + MAX_RAISES):
         nexts = (*names[1:], "")
         messages = [Attach(PROTOCOL_VERSION, target_id, epoch, lease_s, each, hidden_dtype) for each in nexts]
         try:
             answers = _ask(link, names, messages, deadline_s, clock)
             newest = max((_known_to(*pair) for pair in zip(names, answers, strict=True)), default=PipeEpoch(0))
+            _check_distinct(names, answers)
             if not newest:
                 stages = tuple(each for each in answers if isinstance(each, Attached))
-                return Pipe(tuple(names), stages, epoch, lease_s, target_id, hidden_dtype)
+                pipe = Pipe(tuple(names), stages, epoch, lease_s, target_id, hidden_dtype)
+                place = misled(stages)
+                if place is None:
+                    return pipe
+                if place == misled_before:  # one that started again meanwhile is known by its new name now
+                    raise ConfigError(why_misled(names, stages, place))
+                misled_before = place
         except (ConfigError, PeerLost):
             detach(link, len(names), epoch)
             raise
         epoch = PipeEpoch(max(newest, epoch) + 1)
     detach(link, len(names), epoch)
     raise PeerLost(f"the stages know a newer pipe epoch each time, {MAX_RAISES} times: do several targets attach them?")
+
+
+def misled(stages: Sequence[Attached]) -> int | None:
+    """The place of a stage that sends to another one than the one behind it; None if there is none."""
+    links = enumerate(pairwise(stages))
+    return next((place for place, (near, far) in links if near.next_id != far.stage_id), None)
+
+
+def why_misled(names: Sequence[str], stages: Sequence[Attached], place: int) -> str:
+    """One sentence about that stage."""
+    next_id, wanted = stages[place].next_id, names[place + 1]
+    found = next((name for name, each in zip(names, stages, strict=True) if each.stage_id == next_id), None)
+    other = "a stage that is not in --stages" if found is None else f"stage {found}"
+    return (
+        f"stage {names[place]} sends to {other}, not to {wanted}, which comes behind it: start {names[place]} with a "
+        f"--next that leads to {wanted}, or with none"
+    )
+
+
+def _check_distinct(names: Sequence[str], answers: Sequence[Attached | Outdated]) -> None:
+    """Raises: ConfigError if two names lead to one process."""
+    named: dict[str, str] = {}
+    for name, each in zip(names, answers, strict=True):
+        other = named.setdefault(each.stage_id, name)
+        if other != name:
+            raise ConfigError(f"{other} and {name} are the same stage: list it once in --stages")
 
 
 def _known_to(name: str, answer: Attached | Outdated) -> PipeEpoch:

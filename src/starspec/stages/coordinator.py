@@ -104,7 +104,7 @@ class RemoteVerifier:
         self._target_id = pipe.target_id
         self._account = PipeAccount(len(pipe.stages))
         self._members = Membership(pipe, spares, times, clock())
-        self._check = LandingCheck(info.vocab_size)
+        self._check = LandingCheck(info.vocab_size, [(each.start, each.end) for each in pipe.stages])
         self._tickets = itertools.count()
         self._news: list[Lost] = []
         self._is_down = False  # it was noted that the pipe is
@@ -319,11 +319,11 @@ class RemoteVerifier:
         return Landed(launch.ticket, verdicts, None, took=took if self._depth is None else None)
 
     def _note_traversal(self, launch: _Launch, work: Sequence[StageWork], traversal_s: float) -> Traversed | None:
-        """Learn what rounds take. Chunks say nothing about that, and neither does a landing without all stages' work.
+        """Learn what rounds take. Chunks say nothing about that.
 
         Returns: what the traversal took; None = it says nothing.
         """
-        if not launch.asked or len(work) != len(self._members.chain):
+        if not launch.asked:
             return None
         links_s = traversal_s - sum(each.compute_s + each.wait_s for each in work)
         took = Traversed(max(0.0, links_s), tuple(each.compute_s for each in work))

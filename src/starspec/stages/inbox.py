@@ -14,11 +14,11 @@ import structlog
 import zmq
 
 from starspec.errors import PeerProtocolError
-from starspec.ids import PeerId
+from starspec.ids import PeerId, StageId
 from starspec.log_limit import LogLimit
 from starspec.wire.callers import Caller
 from starspec.wire.codec import Decoder
-from starspec.wire.messages import Beat, CoordinatorToStage, StageToCoordinator
+from starspec.wire.messages import Beat, CoordinatorToStage, Identify, Identity, StageToCoordinator
 from starspec.wire.transports.stage_port import StageArrival, StagePort
 
 TICK_MS: Final = 100  # between looks at whether to end
@@ -45,21 +45,25 @@ AnswerBeat = Callable[[PeerId, Beat], StageToCoordinator]
 class StageInbox(threading.Thread):
     """Owns the port. The stage's thread takes what has arrived from one queue, and puts answers into another.
 
-    Beats are answered at once. A traversal beyond MAX_QUEUED, or beyond the sender's bytes, is left out: it is missed
-    by its number. The stage says with `done` when one waits no longer.
+    Beats, and a stage that asks who this one is, are answered at once. A traversal beyond MAX_QUEUED, or beyond the
+    sender's bytes, is left out: it is missed by its number. The stage says with `done` when one waits no longer.
 
     Args:
         port: where the coordinator and the stage before connect.
+        stage_id: whom it says that it is.
         sender: the role whose traversals are taken; where there are no keys, everybody's are.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, port: StagePort, sender: str, answer_beat: AnswerBeat, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, port: StagePort, stage_id: StageId, sender: str, answer_beat: AnswerBeat, clock: Callable[[], float]
+    ) -> None:
         super().__init__(name="starspec-stage-io", daemon=True)
         self._port = port
+        self._identity = Identity(stage_id)
         self._sender = sender
         self._answer_beat = answer_beat
-        self._decoder: Decoder[CoordinatorToStage] = Decoder(CoordinatorToStage)
+        self._decoder: Decoder[CoordinatorToStage | Identify] = Decoder(CoordinatorToStage | Identify)
         self._log_limit = LogLimit(clock)
         self._arrived: queue.SimpleQueue[Control | StageArrival | None] = queue.SimpleQueue()
         self._answers: deque[tuple[PeerId, StageToCoordinator]] = deque()
@@ -142,6 +146,8 @@ class StageInbox(threading.Thread):
             return
         if isinstance(message, Beat):
             self._port.send(arrival.peer, self._answer_beat(arrival.peer, message))
+        elif isinstance(message, Identify):
+            self._port.send(arrival.peer, self._identity)
         elif self._takes_control(arrival.peer):
             self._note(self._num_controls, arrival.peer, 1)
             self._arrived.put(Control(arrival.peer, arrival.caller, message))

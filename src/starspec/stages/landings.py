@@ -36,10 +36,12 @@ class LandingCheck:
 
     Args:
         vocab_size: of the model.
+        layers: first one, and the one behind the last, of each stage in order.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, layers: Sequence[tuple[int, int]]) -> None:
         self._vocab_size = vocab_size
+        self._layers = list(layers)
         self._ends: dict[int, _End] = {}  # row -> its sequence
 
     def start_over(self) -> None:
@@ -56,6 +58,9 @@ class LandingCheck:
             is_held: whether a row still has this occupant. What is said about windows of others does not matter.
         Effects: notes the verdicts until one is wrong.
         """
+        layers = [(each.start, each.end) for each in landing.work]
+        if layers != self._layers:
+            return f"layers {', '.join(f'{start}:{end}' for start, end in layers) or 'of no stage'} computed it"
         if len(landing.verdicts) != len(asked):
             return f"{len(landing.verdicts)} verdicts about {len(asked)} windows"
         for verdict, each in zip(landing.verdicts, asked, strict=True):

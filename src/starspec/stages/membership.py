@@ -27,7 +27,7 @@ from typing import Final
 
 from starspec.ids import PipeEpoch
 from starspec.policy.backoff import Backoff
-from starspec.stages.attach import Pipe
+from starspec.stages.attach import Pipe, misled, why_misled
 from starspec.stages.member import Member, StageTimes
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
@@ -47,7 +47,7 @@ from starspec.wire.stage_session import NOT_IN_PIPE, highest_epoch
 Addressed = tuple[int, CoordinatorToStage]
 """A message, and the member that gets it."""
 PROBE_S: Final = 0.5  # between two attempts to find a process that is gone
-LINKING_ROUND_TRIPS: Final = 4  # that a connection between two stages takes, keys included
+LINKING_ROUND_TRIPS: Final = 5  # that a connection between two stages takes, keys and `Identify` included
 NUM_FREE_LOSSES: Final = 3  # of the pipe in a row, without a pause before the next attempt
 LOSS_PAUSE_S: Final = 0.25
 LONGEST_LOSS_PAUSE_S: Final = 2.0
@@ -330,12 +330,10 @@ class Membership:
         self._attempt = None
         for index in late:
             self._miss(attempt, index, now)
-        pairs = zip((self.members[index] for index in attempt.chain), self._pipe.stages, strict=True)
-        changed = [each.name for each, wanted in pairs if not each.fits(wanted, self._pipe)]
         if missing:
             return False
-        if changed:
-            self._fail(f"stage {', '.join(changed)} is not what it was before", now)
+        if (flaw := self._flaw_of(attempt.chain)) is not None:
+            self._fail(flaw, now)
             return False
         for index in set(self.chain) - set(attempt.chain):
             self.members[index].leave()  # a probe attaches it anew: it has rows of the pipe before
@@ -344,6 +342,22 @@ class Membership:
         self.reason, self._down_s, self.has_given_up = None, inf, False
         self._failures.note_success(now)
         return True
+
+    def _flaw_of(self, chain: tuple[int, ...]) -> str | None:
+        """Why members that are all attached are not this pipe; None if they are.
+
+        Effects: where one sends to another one than it should, the next attempt is made without this link.
+        """
+        members = [self.members[index] for index in chain]
+        pairs = zip(members, self._pipe.stages, strict=True)
+        if changed := [each.name for each, wanted in pairs if not each.fits(wanted, self._pipe)]:
+            return f"stage {', '.join(changed)} is not what it was before"
+        stages = [each.what for each in members if each.what is not None]
+        place = misled(stages)
+        if place is None:
+            return None
+        self._cut.add((chain[place], chain[place + 1]))
+        return why_misled([each.name for each in members], stages, place)
 
     def _miss(self, attempt: _Attempt, index: int, now: float) -> None:
         """A member has not answered in time: it is dead, or its link to the next one is cut."""

@@ -73,13 +73,14 @@ class StageServer:
         self._clock = clock
         self._trace = trace
         self._worker = StageWorker(runner, clock, is_invariant=is_invariant)
-        self._inbox = StageInbox(port, "target" if runner.layers.is_first else "stage", self._answer_beat, clock)
+        sender = "target" if runner.layers.is_first else "stage"
+        self._inbox = StageInbox(port, self._worker.session.stage_id, sender, self._answer_beat, clock)
         self._log_limit = LogLimit(clock)
         self._coordinator: PeerId | None = None
         self._before: PeerId | None = None  # whose traversals are computed; None = none was yet in this pipe epoch
         self._attaches = Allowance(ATTACHES_PER_S, ATTACHES_BURST)
         self._next: NextStage | None = None
-        self._answer: Attached | None = None  # to be sent when the next stage is connected
+        self._answer: Attached | None = None  # to be sent when the next stage has said who it is
         self._queues: OrderedDict[PeerId, deque[StageArrival]] = OrderedDict()  # traversals by sender; they take turns
         self._is_computing = False
         self._is_stopping = False
@@ -191,7 +192,7 @@ class StageServer:
             self._next = None
 
     def _check_next(self) -> None:
-        """Answer the coordinator once the next stage is connected; tell it when that connection breaks."""
+        """Tell the coordinator who the next stage is once that one says it, and when the connection to it breaks."""
         try:
             if self._next is not None:
                 self._next.check()
@@ -199,8 +200,9 @@ class StageServer:
             self._refuse(str(error))
         if self._next is not None and self._next.has_broken:
             self._break_off(f"the stage at {self._next.endpoint} is gone")
-        if self._answer is not None and (self._next is None or self._next.is_ready):
-            self._tell(self._answer)
+        next_id = None if self._next is None else self._next.stage_id
+        if self._answer is not None and (self._next is None or next_id is not None):
+            self._tell(msgspec.structs.replace(self._answer, next_id=next_id))
             self._answer = None
 
     def _refuse(self, reason: str) -> None:

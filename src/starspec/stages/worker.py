@@ -106,6 +106,7 @@ class StageWorker:
 
     def _compute(self, frame: Frame, cost: _Cost) -> Frame | Landing:
         traversal, is_last = frame.traversal, self._runner.layers.is_last
+        self._check_layers_before(traversal.work)
         self._check_windows(traversal.windows)
         for change in traversal.changes:
             self.rows.change(change)
@@ -125,6 +126,14 @@ class StageWorker:
             return self._pass_on(frame, standing, output, cost)
         verdicts = self._judge(traversal, of_window, segments, output)
         return Landing(traversal.pipe_epoch, traversal.number, verdicts, self._work(frame, cost))
+
+    def _check_layers_before(self, work: Sequence[StageWork]) -> None:
+        """Raises: PeerProtocolError unless all layers before its own have computed what came, each once."""
+        ends = (0, *(each.end for each in work))
+        if [each.start for each in work] != list(ends[:-1]) or ends[-1] != self._runner.layers.start:
+            came = ", ".join(f"{each.start}:{each.end}" for each in work) or "of no stage"
+            own = self._runner.layers
+            raise PeerProtocolError(f"what layers {came} have computed came to layers {own}: is a --next wrong?")
 
     def _check_windows(self, windows: Sequence[WindowHead]) -> None:
         """Raises: PeerProtocolError if the hidden states of all windows are too many, or token ids are missing."""
@@ -179,7 +188,8 @@ class StageWorker:
 
     def _work(self, frame: Frame, cost: _Cost) -> tuple[StageWork, ...]:
         """Of the stages so far."""
-        own = StageWork(self._clock() - cost.started_s, cost.wait_s, frame.num_bytes, len(frame.hidden))
+        layers, compute_s = self._runner.layers, self._clock() - cost.started_s
+        own = StageWork(compute_s, cost.wait_s, frame.num_bytes, len(frame.hidden), layers.start, layers.end)
         return (*frame.traversal.work, own)
 
     def _judge(
@@ -208,8 +218,16 @@ class StageWorker:
 
     def _attached(self) -> Attached:
         layers, cache = self._runner.layers, self._runner.cache
-        span = (layers.start, layers.end, layers.num_layers)
-        size = (cache.num_rows, cache.max_len, cache.num_bytes)
-        dtype = str(cache.keys[0].dtype).removeprefix("torch.")
-        fingerprint = self._runner.info.fingerprint
-        return Attached(self.session.pipe_epoch, *span, fingerprint, *size, dtype, self._is_invariant)
+        return Attached(
+            self.session.pipe_epoch,
+            layers.start,
+            layers.end,
+            layers.num_layers,
+            self._runner.info.fingerprint,
+            cache.num_rows,
+            cache.max_len,
+            self.session.stage_id,
+            cache.num_bytes,
+            str(cache.keys[0].dtype).removeprefix("torch."),
+            self._is_invariant,
+        )

@@ -39,6 +39,7 @@ DIRECTIONS: Final[dict[str, Any]] = {
     "Coordinator of stages to each stage": messages.CoordinatorToStage,
     "Coordinator to the first stage, and each stage to the next": messages.StageToStage,
     "Stage to its coordinator": messages.StageToCoordinator,
+    "Stage to the one before": messages.StageToStageBefore,
 }
 INSIDE: Final = (  # types of fields of messages
     SamplingSpec,
@@ -105,7 +106,9 @@ def row_diagram() -> str:
 def message_tables() -> str:
     """Tables of all messages and their fields, by direction. A message of two directions is described once."""
     described: set[type] = set()
-    sections = {title: get_args(union) for title, union in DIRECTIONS.items()} | {"Values within messages": INSIDE}
+    sections = {title: get_args(union) or (union,) for title, union in DIRECTIONS.items()} | {
+        "Values within messages": INSIDE
+    }
     return "\n\n".join(
         f"### {title}\n\n" + "\n\n".join(_message(kind, described) for kind in kinds)
         for title, kinds in sections.items()

@@ -15,13 +15,14 @@ stage sees the same order. Four rules keep the stages consistent.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
 from starspec.config.stages import HiddenDtype
 from starspec.errors import PeerProtocolError
-from starspec.ids import PipeEpoch, RowEpoch, RowLease
+from starspec.ids import PipeEpoch, RowEpoch, RowLease, StageId
 from starspec.wire.messages import Alive, Attach, Beat, Detach, Gap, Outdated, Refused, Retract, RowChange, Traversal
 from starspec.wire.messages.base import PROTOCOL_VERSION
 from starspec.wire.messages.stage_link import WindowHead
@@ -76,6 +77,7 @@ class StageSession:
 
     def __init__(self) -> None:
         self.state = StageState.DETACHED
+        self.stage_id = StageId(secrets.token_hex(8))
         self.pipe_epoch = PipeEpoch(0)  # the highest that was ever known
         self.next_number = 1  # of the traversal that follows
         self.hidden_dtype: HiddenDtype = "model"  # of hidden states on their way
@@ -98,7 +100,7 @@ class StageSession:
             reason = f"the stage belongs to target {self.owner}"
             return Refused("full", reason, self.lease_end_s - now)
         if message.pipe_epoch <= self.pipe_epoch:
-            return Outdated(self.pipe_epoch)
+            return Outdated(self.pipe_epoch, self.stage_id)
         self._apply(StageEvent.ATTACH)
         self.pipe_epoch, self.next_number, self.next = message.pipe_epoch, 1, message.next
         self.hidden_dtype = message.hidden_dtype

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from msgspec.structs import replace
+
 from starspec.bench.shard.modelled_stage import ModelledStage
 from starspec.ids import TargetId
 from starspec.models.layers import LayerRange
@@ -18,7 +20,7 @@ from starspec.stages.coordinator import RemoteVerifier
 from starspec.stages.frames import Frame
 from starspec.stages.member import StageTimes
 from starspec.stages.worker import StageWorker
-from starspec.wire.messages import CoordinatorToStage, StageToCoordinator
+from starspec.wire.messages import Attached, CoordinatorToStage, StageToCoordinator
 
 MAX_PATIENCE_S: Final = 1e6
 
@@ -63,6 +65,8 @@ class VirtualPipe:
     def control(self, stage: int, message: CoordinatorToStage) -> None:
         def arrive() -> None:
             answer = self._workers[stage].control(message)
+            if isinstance(answer, Attached) and stage + 1 < len(self._workers):
+                answer = replace(answer, next_id=self._workers[stage + 1].session.stage_id)
             if answer is not None:
                 self._at(self.now + self._return_s, lambda: self._answers.append((stage, answer)))
 

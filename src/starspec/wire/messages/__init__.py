@@ -46,6 +46,8 @@ from starspec.wire.messages.stage_link import (
     Beat,
     Detach,
     Gap,
+    Identify,
+    Identity,
     JudgeOf,
     Judges,
     Landing,
@@ -67,7 +69,8 @@ HubPublicReply = Welcome | Refused | HubStatus | Fault
 GatewayToTarget = Submit | Abort | Ask
 CoordinatorToStage = Attach | Beat | Retract | Detach
 StageToCoordinator = Attached | Outdated | Refused | Alive | Gap | Landing
-StageToStage = Traversal | Judges
+StageToStage = Traversal | Judges | Identify
+StageToStageBefore = Identity
 TargetToGateway = EngineOutput | Rejected | TargetStatus | Refused
 
 __all__ = [
@@ -95,6 +98,8 @@ __all__ = [
     "HubPublicReply",
     "HubStatus",
     "HubToTarget",
+    "Identify",
+    "Identity",
     "JudgeOf",
     "Judges",
     "Landing",
@@ -115,6 +120,7 @@ __all__ = [
     "RowLaw",
     "StageToCoordinator",
     "StageToStage",
+    "StageToStageBefore",
     "StageWork",
     "Submit",
     "TargetStatus",

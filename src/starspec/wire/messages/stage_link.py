@@ -2,7 +2,8 @@
 
 The coordinator attaches each stage, first `Attach -> Attached | Outdated | Refused`. Then it asks all of them for signs
 of life, `Beat -> Alive | Gap`, and sends traversals to the first stage only. Each stage sends what it computed to the
-next one, and the last stage answers with a `Landing`.
+next one, and the last stage answers with a `Landing`. Before that, each asks the next one who it is, `Identify ->
+Identity`, so that the coordinator knows that its stages form one chain.
 
 A traversal is three frames: `Traversal`, which each stage reads; `Judges`, which only the last one reads; the hidden
 states, [sum of `num_tokens` of the windows that are not dropped, C] in the model's dtype, little-endian; the first
@@ -19,7 +20,7 @@ from msgspec import Meta
 
 from starspec.config import MAX_DRAFT_TOKENS
 from starspec.config.stages import HiddenDtype
-from starspec.ids import PipeEpoch, RowEpoch, RowLease
+from starspec.ids import PipeEpoch, RowEpoch, RowLease, StageId
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import Relaxation
 from starspec.speculation.tree import ROOT, DraftTree, TopTokens
@@ -44,6 +45,7 @@ LogProb = Annotated[float, Meta(le=1e-6)]
 Divergence = Annotated[float, Meta(ge=0.0, le=1e6)]  # nats
 Endpoint = Annotated[str, Meta(pattern="^[!-~]{0,1024}\\Z")]  # it ends in logs
 DtypeName = Annotated[str, Meta(pattern="^[a-z0-9_]{0,20}\\Z")]  # so does this
+StageIdText = Annotated[StageId, Meta(pattern="^[0-9a-f]{16}\\Z")]
 
 
 # ---------------------------------------------------------------- control
@@ -70,15 +72,18 @@ class Attached(Message, frozen=True):
     fingerprint: Name  # of the model's config and weights
     num_rows: Annotated[int, Meta(ge=1, le=2**20)]
     max_len: Count  # positions of a row
+    stage_id: StageIdText  # of this process
     num_cache_bytes: ByteCount = 0  # of all rows
     dtype: DtypeName = ""  # of weights and hidden states
     is_invariant: bool = False  # a token's bits do not depend on what it is batched with
+    next_id: StageIdText | None = None  # of the stage to which it sends, as that one says; nil = it sends to none
 
 
 class Outdated(Message, frozen=True):
     """stage -> coordinator: your `Attach` is not newer than one before; send it with a higher epoch."""
 
     pipe_epoch: Annotated[PipeEpoch, Meta(ge=1, lt=2**52)]  # the highest that the stage has known
+    stage_id: StageIdText  # of this process
 
 
 class Beat(Message, frozen=True):
@@ -125,6 +130,16 @@ class Gap(Message, frozen=True):
 # ---------------------------------------------------------------- traversals
 
 
+class Identify(Message, frozen=True):
+    """stage -> the next one, before all traversals: who are you?"""
+
+
+class Identity(Message, frozen=True):
+    """stage -> the one before: the answer to `Identify`."""
+
+    stage_id: StageIdText  # of this process
+
+
 class RowChange(msgspec.Struct, frozen=True, array_like=True):
     """A row is leased or freed, before the windows of the same traversal."""
 
@@ -168,6 +183,8 @@ class StageWork(msgspec.Struct, frozen=True, array_like=True):
     wait_s: Seconds  # it lay there before it was computed
     num_bytes: FrameBytes  # of its frames, as they arrived
     num_hidden_bytes: FrameBytes  # of these, hidden states
+    start: Count  # the stage's first layer
+    end: Count  # the layer behind its last
 
 
 Work = Annotated[tuple[StageWork, ...], Meta(max_length=MAX_STAGES)]
@@ -180,7 +197,7 @@ class Traversal(Message, frozen=True):
     number: FrameNumber  # 1 more than the traversal before; 1 = the first of the pipe epoch
     changes: Annotated[list[RowChange], Meta(max_length=MAX_WINDOWS)]  # in order, before the windows
     windows: Annotated[list[WindowHead], Meta(max_length=MAX_WINDOWS)]  # of different rows
-    work: Work = ()  # of each stage before
+    work: Work = ()  # of each stage before, in order: all layers before those of the stage that gets it
 
     def __post_init__(self) -> None:
         """Raises: ValueError if two windows share a row."""
@@ -294,4 +311,4 @@ class Landing(Message, frozen=True):
     pipe_epoch: PipeEpochNumber
     number: FrameNumber  # of the traversal
     verdicts: Annotated[list[VerdictOf], Meta(max_length=MAX_WINDOWS)]  # one for each judge
-    work: Work = ()  # of each stage
+    work: Work = ()  # of each stage, in order: all layers

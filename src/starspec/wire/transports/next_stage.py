@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
+from starspec.errors import PeerProtocolError
+from starspec.ids import StageId
+from starspec.wire.codec import Decoder, encode
 from starspec.wire.keys import Keys
+from starspec.wire.messages import Identify, StageToStageBefore
 from starspec.wire.transports.sockets import Context
 from starspec.wire.transports.stage_connection import StageConnection
 
@@ -18,12 +23,17 @@ class NextStage:
     On a slow link, an answer that waits behind the hidden states of a long prompt would be late. The second connection
     tells soon that the stage is gone or out of reach, and does not take a slow link for that.
 
+    Who is there is asked over the connection for traversals: it may lead to another stage than it should.
+
     Args: as StageConnection.
     Raises: as StageConnection.
     """
 
     def __init__(self, context: Context, endpoint: str, keys: Keys | None, is_insecure: bool, silence_s: float) -> None:
         self.endpoint = endpoint
+        self.stage_id: StageId | None = None  # of the stage, once it has said so: then traversals may be sent
+        self._has_asked = False
+        self._decoder: Decoder[StageToStageBefore] = Decoder(StageToStageBefore)
         self._traversals = StageConnection(
             context, endpoint, keys, is_insecure, HIDDEN_PATIENCE * silence_s, "this stage"
         )
@@ -34,11 +44,6 @@ class NextStage:
             raise
 
     @property
-    def is_ready(self) -> bool:
-        """Whether what is sent now goes to the stage."""
-        return self._traversals.is_ready and self._pulse.is_ready
-
-    @property
     def has_broken(self) -> bool:
         """Whether it was connected, and then was not."""
         return self._traversals.has_broken or self._pulse.has_broken
@@ -47,6 +52,16 @@ class NextStage:
         """As StageConnection."""
         self._traversals.check()
         self._pulse.check()
+        if self.stage_id is None and self._traversals.is_ready and self._pulse.is_ready:
+            self._identify()
+
+    def _identify(self) -> None:
+        """Ask who is there, and hear the answer."""
+        self._has_asked = self._has_asked or self._traversals.send([encode(Identify())])
+        frames = next(self._traversals.read(), None)
+        if frames is not None:
+            with suppress(PeerProtocolError):  # another server, or a flood: it is never known then
+                self.stage_id = self._decoder.decode(frames[0]).stage_id
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool:
         """As StageConnection."""
