@@ -74,6 +74,7 @@ def open_stages(
             hidden_dtype=pipe_config.hidden_dtype,
         )
         _check_model(link, pipe, info, model)
+        warn_of_rows(pipe, config)
     except BaseException:
         link.close()
         raise
@@ -138,6 +139,15 @@ def check_size(info: ModelInfo, model: ModelConfig, config: TargetConfig) -> int
         if num_tokens > most:
             raise ConfigError(f"{option} must be at most {most} for stages of this model, got {num_tokens}")
     return most
+
+
+def warn_of_rows(pipe: Pipe, config: TargetConfig) -> None:
+    """Tell that the target has fewer rows than it was told to use, and which stage has no more."""
+    if pipe.num_rows >= config.num_rows:
+        return
+    least = next(name for name, each in zip(pipe.names, pipe.stages, strict=True) if each.num_rows == pipe.num_rows)
+    why = f"stage {least} has {pipe.num_rows}: start it with a higher --max-num-seqs for more"
+    log.warning("fewer rows than the target may use", rows=pipe.num_rows, wanted=config.num_rows, why=why)
 
 
 def _connect(link: ZmqPipe, timeout_s: float, clock: Callable[[], float]) -> None:
