@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from toy_stages import VOCAB, ToyStage, plain, toy_stages
 
 from starspec.audit import AuditLog
 from starspec.config import StageConfig
-from starspec.config.lab import LabLink
+from starspec.config.lab import LabLink, LinkShape
 from starspec.errors import ConfigError, PeerLost
 from starspec.ids import PeerId, PipeEpoch, RowEpoch, RowLease, TargetId
 from starspec.lab import LabThread
@@ -24,6 +25,7 @@ from starspec.log_limit import LINES
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree
 from starspec.stages import server as stage_server
+from starspec.stages.coordinator import STALLED
 from starspec.stages.member import StageTimes
 from starspec.stages.server import ATTACHES_BURST, MAX_LEASE_S, StageServer
 from starspec.windows.window import Law
@@ -40,6 +42,7 @@ LAW = Law(SamplingSpec(temperature=0.8, seed=3, repetition_penalty=1.1), None, 2
 PROMPTS = ([1, 2, 3], [5], [7, 8, 9, 10, 11, 12], [3, 3])
 IMPATIENT = StageTimes(seen_within_s=1.0)  # a thread may have to wait for a core for three quarters of it
 PATIENT_S = 6.0
+SILENCE_S = 0.9  # the lab's link holds beats up for half a second
 
 
 def half_right(sequence, token_ids: list[int]) -> DraftTree:
@@ -249,6 +252,58 @@ def test_a_cut_between_two_stages_is_seen_as_soon_as_a_silent_stage() -> None:
         lab.heal()
         driver.decode_all()
     assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 40)
+
+
+class WideStage(ToyStage):
+    """Its hidden states are as wide as a model's."""
+
+    def __init__(self, toy: ToyStage) -> None:
+        super().__init__(toy.layers.start, toy.layers.num_layers, toy.cache.num_rows)
+        self.info = replace(self.info, hidden_size=WIDTH)
+
+    def forward(self, *arguments, **named):
+        output = super().forward(*arguments, **named)
+        return output if output.hidden is None else output._replace(hidden=output.hidden.repeat(1, WIDTH))
+
+
+WIDTH = 10_000  # of float64: 80 kB a token
+
+
+def test_hidden_states_that_take_longer_than_any_silence_are_waited_for_while_they_move() -> None:
+    first, last = map(WideStage, toy_stages(2))
+    with ExitStack() as stack:
+        [behind] = stack.enter_context(serving([last]))
+        shape = LinkShape(mbit_s=1.0)
+        lab = stack.enter_context(LabThread(LabLink(to=behind.address, listen="0", shape=shape)))
+        [before] = stack.enter_context(serving([first], next=lab.endpoint(), silence_s=SILENCE_S))
+        times = StageTimes(seen_within_s=SILENCE_S)
+        verifier = stack.enter_context(pipe_of(addresses([before, behind]), times=times))
+        driver = Driver(verifier, no_draft)
+        sequence, begun_s = driver.begin(range(12), LAW, 2), time.monotonic()
+        driver.decode_all()
+    assert time.monotonic() - begun_s > (STALLED + 1) * SILENCE_S
+    assert verifier.num_losses == 0
+    assert sequence.token_ids == plain(2, range(12), LAW.sampling, 2)
+
+
+def test_hidden_states_that_stop_on_their_way_are_a_loss_within_the_stated_time() -> None:
+    first, last = map(WideStage, toy_stages(2))
+    with ExitStack() as stack:
+        [behind] = stack.enter_context(serving([last]))
+        shape = LinkShape(mbit_s=1.0)
+        lab = stack.enter_context(LabThread(LabLink(to=behind.address, listen="0", shape=shape)))
+        [before] = stack.enter_context(serving([first], next=lab.endpoint(), silence_s=60.0))  # it suspects nothing
+        times = StageTimes(seen_within_s=SILENCE_S)
+        verifier = stack.enter_context(pipe_of(addresses([before, behind]), times=times))
+        driver = Driver(verifier, no_draft)
+        driver.begin(range(12), LAW, 2)
+        driver.poll(2.0)
+        lab.partition()
+        stopped_s = time.monotonic()
+        while verifier.num_losses == 0:
+            driver.poll(0.1)
+        assert time.monotonic() - stopped_s < (STALLED + 2) * SILENCE_S
+        lab.heal()
 
 
 def test_a_spare_goes_round_a_link_between_two_stages_that_stays_cut() -> None:

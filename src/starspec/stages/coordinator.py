@@ -43,8 +43,8 @@ from starspec.wire.messages import (
 from starspec.wire.stage_news import FromStage
 
 CHANGES_WAIT_S: Final = 1.0  # leases and frees travel alone if no launch takes them along
-STALLED: Final = 5  # times `seen_within_s`, and two round trips: so long nothing may land while no stage computes
-MAX_BUSY_S: Final = 600.0  # so long nothing may land, although stages say that they compute
+STALLED: Final = 5  # times `seen_within_s`, and two round trips: so long nothing may land, and nothing move
+MAX_BUSY_S: Final = 600.0  # so long nothing may land, although stages say that they compute or that something arrives
 
 log = structlog.get_logger()
 

@@ -83,6 +83,7 @@ class StageServer:
         self._answer: Attached | None = None  # to be sent when the next stage has said who it is
         self._queues: OrderedDict[PeerId, deque[StageArrival]] = OrderedDict()  # traversals by sender; they take turns
         self._is_computing = False
+        self._num_moves = 0  # of the port, at the coordinator's last beat
         self._is_stopping = False
 
     @property
@@ -138,7 +139,9 @@ class StageServer:
         session = self._worker.session
         if sender != self._coordinator:
             return Gap(beat.pipe_epoch, session.next_number, NOT_IN_PIPE)
-        return session.answer(beat, self._clock(), is_busy=self._is_computing)
+        before, self._num_moves = self._num_moves, self._port.num_moves
+        is_busy = self._is_computing or self._num_moves > before  # hidden states arrive, perhaps over a slow link
+        return session.answer(beat, self._clock(), is_busy=is_busy)
 
     def _hear(self, arrival: Control) -> None:
         if isinstance(arrival.message, Attach):

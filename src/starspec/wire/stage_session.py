@@ -121,7 +121,7 @@ class StageSession:
         """The answer to a beat. It may be asked for while the stage computes.
 
         Args:
-            is_busy: whether it does.
+            is_busy: whether it does, or a long traversal arrives.
         """
         if not self.hear(beat, now) or self.state is not StageState.ATTACHED:
             return Gap(beat.pipe_epoch, self.next_number, f"{NOT_IN_PIPE}, or not any more")

@@ -98,7 +98,7 @@ class Alive(Message, frozen=True):
 
     pipe_epoch: PipeEpochNumber
     sent_s: Seconds  # of the `Beat`
-    is_busy: bool = False  # the stage computes a traversal
+    is_busy: bool = False  # the stage computes a traversal, or a long one arrives
 
 
 class Retract(Message, frozen=True):

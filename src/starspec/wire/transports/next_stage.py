@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
 
 from starspec.errors import PeerProtocolError
 from starspec.ids import StageId
@@ -14,18 +13,17 @@ from starspec.wire.messages import Identify, StageToStageBefore
 from starspec.wire.transports.sockets import Context
 from starspec.wire.transports.stage_connection import StageConnection
 
-HIDDEN_PATIENCE: Final = 5  # times `silence_s`: signs of life wait behind hidden states
-
 
 class NextStage:
     """Two connections: one for traversals, and one over which nothing but signs of life go.
 
-    On a slow link, an answer that waits behind the hidden states of a long prompt would be late. The second connection
-    tells soon that the stage is gone or out of reach, and does not take a slow link for that.
+    On a slow link, an answer that waits behind the hidden states of a long prompt would be late, by as much as these
+    take. So none is asked for there. The second connection tells soon that the stage is gone or out of reach. If only
+    the first one is cut, nothing arrives: the coordinator sees that, as stages tell it whether anything does.
 
     Who is there is asked over the connection for traversals: it may lead to another stage than it should.
 
-    Args: as StageConnection.
+    Args: as StageConnection; silence_s: of the second connection.
     Raises: as StageConnection.
     """
 
@@ -34,9 +32,7 @@ class NextStage:
         self.stage_id: StageId | None = None  # of the stage, once it has said so: then traversals may be sent
         self._has_asked = False
         self._decoder: Decoder[StageToStageBefore] = Decoder(StageToStageBefore)
-        self._traversals = StageConnection(
-            context, endpoint, keys, is_insecure, HIDDEN_PATIENCE * silence_s, "this stage"
-        )
+        self._traversals = StageConnection(context, endpoint, keys, is_insecure, None, "this stage")
         try:
             self._pulse = StageConnection(context, endpoint, keys, is_insecure, silence_s, "this stage")
         except BaseException:

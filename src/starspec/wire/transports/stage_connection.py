@@ -30,14 +30,14 @@ class StageConnection:
         endpoint: of the stage, tcp://host:port.
         keys: of this process; None = the link has none.
         is_insecure: allow a host that is not loopback without keys.
-        silence_s: a connection over which nothing comes for longer is made anew.
+        silence_s: a connection over which nothing comes for longer is made anew; None = it may be silent.
         what: the subject of sentences, such as "the target".
     Raises: ConfigError if the endpoint is malformed, if keys are missing, or the stages' public one is, and if the
         system refuses.
     """
 
     def __init__(
-        self, context: Context, endpoint: str, keys: Keys | None, is_insecure: bool, silence_s: float, what: str
+        self, context: Context, endpoint: str, keys: Keys | None, is_insecure: bool, silence_s: float | None, what: str
     ) -> None:
         require_keys(host_of(endpoint, "the stage"), keys, is_insecure, f"{what} would connect to the stage at")
         self.endpoint = endpoint
@@ -136,7 +136,7 @@ class StageConnection:
         )
 
 
-def _connecting(context: Context, endpoint: str, keys: Keys | None, silence_s: float) -> TargetSocket:
+def _connecting(context: Context, endpoint: str, keys: Keys | None, silence_s: float | None) -> TargetSocket:
     """Raises: as Keys.public_key_of; zmq.ZMQError."""
     socket = make_socket(context, zmq.DEALER, MAX_TRAVERSAL_BYTES)
     try:
@@ -149,8 +149,11 @@ def _connecting(context: Context, endpoint: str, keys: Keys | None, silence_s: f
     return TargetSocket.connecting(socket, endpoint, LOST | HANDSHAKE_FAILED | READY)
 
 
-def _set_times(socket: Socket, silence_s: float) -> None:
+def _set_times(socket: Socket, silence_s: float | None) -> None:
     socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 250
+    if silence_s is None:
+        socket.heartbeat_ivl = 0  # none: the kernel's KEEPALIVE remains
+        return
     silence_ms = int(1000 * silence_s)
     socket.heartbeat_ivl = max(1, silence_ms // BEATS_IN_SILENCE)
     socket.heartbeat_timeout = socket.heartbeat_ttl = silence_ms

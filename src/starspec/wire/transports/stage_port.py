@@ -90,6 +90,11 @@ class StagePort:
         """What to wait for."""
         return [self._server.socket]
 
+    @property
+    def num_moves(self) -> int:
+        """It grows while a long message arrives, however slowly. Callable from any thread."""
+        return self._server.unread.num_moves
+
     def receive(self) -> list[StageArrival]:
         """What has arrived, in order for each peer. Never waits. What comes from a removed key is dropped."""
         arrived, now, callers = [], self._clock(), self._server.callers

@@ -30,6 +30,7 @@ from starspec.wire.transports.sockets import Socket, SocketMonitor, network_of, 
 MAX_UNREAD_BYTES: Final = 80 * 2**20  # RECEIVE_HIGH_WATER multiparts of an honest peer, and a part of one
 NEWCOMER_BYTES: Final = 64 * 1024  # before its first message is read: honest peers ask, and wait for the answer
 LOOK_S: Final = 0.05  # between looks
+MOVED_BYTES: Final = 4096  # of a message that is not whole: more than heartbeats bring while a slow link is waited for
 SETTLED_LOOKS: Final = 20  # a connection that is heard after so many is not new any more
 MAX_CONNECTIONS: Final = 1024  # of a server's socket
 MAX_BARRED: Final = 4096  # peers that are remembered
@@ -70,6 +71,7 @@ class _Connection:
         self.began = look
         self.came = 0  # bytes, at the last look
         self.read = 0  # what had come when its last message had been read
+        self.moved = 0  # what had come when it last moved
         self.has_spoken = False  # a message was read
         self.has_settled = False  # a message came, or anything after the first second
 
@@ -78,9 +80,16 @@ class _Connection:
         self.came = came
         self.has_settled |= look - self.began > SETTLED_LOOKS
 
+    def moves(self) -> bool:
+        """Whether MOVED_BYTES more have come since it last did so, or since its last message was read."""
+        if self.came - self.moved < MOVED_BYTES:
+            return False
+        self.moved = self.came
+        return True
+
     def hear(self, owner: str) -> None:
         """All messages that came are read, and the last one was of this owner; empty = its address's."""
-        self.read = self.came
+        self.read = self.moved = self.came
         self.has_spoken = self.has_settled = True
         self.owner = owner or self.owner
 
@@ -104,6 +113,7 @@ class Unread:
         self._barred: OrderedDict[bytes, None] = OrderedDict()
         self._heard: dict[int, str] = {}  # since the last look: whose message it was, if that is known
         self._num_looks = 0
+        self.num_moves = 0  # times that MOVED_BYTES more had come of a message that was not whole
         self._num_crowded_out = 0  # since the last look
 
     def note(self, event: int, value: int) -> None:
@@ -186,6 +196,7 @@ class Unread:
         if came == connection.came and fd not in heard:
             return False
         connection.grow(came, self._num_looks)
+        self.num_moves += connection.moves()
         self._connections.move_to_end(fd)
         if fd in heard:
             connection.hear(heard[fd])
@@ -311,6 +322,11 @@ class UnreadGuard(threading.Thread):
         self._looked_s = -math.inf
         self.num_cut = 0  # connections that were ended
         self.start()
+
+    @property
+    def num_moves(self) -> int:
+        """As Unread."""
+        return self._monitor.unread.num_moves
 
     def hear(self, frame: zmq.Frame, owner: str = "") -> int:
         """As Unread."""
