@@ -11,7 +11,9 @@ import pytest
 import zmq
 
 from starspec.audit import AuditLog
+from starspec.config.lab import LabLink, LinkShape
 from starspec.errors import ConfigError
+from starspec.lab import LabThread
 from starspec.wire.keys import Keys, generate_keys, load_keys
 from starspec.wire.transports import target_sockets
 from starspec.wire.transports.sockets import Context
@@ -88,6 +90,22 @@ def test_a_key_says_who_sends(tmp_path: Path) -> None:
             [arrival] = receive(port)
             assert arrival.caller is not None
             assert arrival.caller.role == role
+
+
+def test_a_link_as_far_as_a_satellite_takes_keys(tmp_path: Path) -> None:
+    generate_keys(tmp_path)
+    context, keys = Context(), load_keys(tmp_path, "stage")
+    with (
+        closing(StagePort("127.0.0.1", 0, keys, False, AuditLog.off())) as port,
+        LabThread(LabLink(to=f"tcp://127.0.0.1:{port.port}", listen="0", shape=LinkShape(delay_ms=400.0))) as lab,
+    ):
+        connection = StageConnection(context, lab.endpoint(), load_keys(tmp_path, "target"), False, 2.0, "the target")
+        try:
+            until(connection, lambda: connection.is_ready)
+            assert not connection.has_broken
+        finally:
+            connection.close()
+            context.term()
 
 
 def test_a_port_that_is_open_to_others_needs_keys() -> None:

@@ -12,7 +12,15 @@ import zmq
 from starspec.errors import ConfigError
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES
 from starspec.wire.keys import Keys, require_keys
-from starspec.wire.transports.sockets import HANDSHAKE_FAILED, LOST, Context, Socket, host_of, make_socket
+from starspec.wire.transports.sockets import (
+    HANDSHAKE_FAILED,
+    HANDSHAKE_MS,
+    LOST,
+    Context,
+    Socket,
+    host_of,
+    make_socket,
+)
 from starspec.wire.transports.target_sockets import TargetSocket
 
 BEATS_IN_SILENCE: Final = 4  # heartbeats that a stage may leave unanswered before the connection ends
@@ -132,7 +140,8 @@ class StageConnection:
             return None
         return (
             f"the stage at {self.endpoint} breaks off the handshake: does stage.public of {self._what} belong to "
-            "another stage, or is it a server of another kind?"
+            "another stage, is it a server of another kind, or is the link so slow that a handshake takes more than "
+            f"{HANDSHAKE_MS / 1000:g} s?"
         )
 
 

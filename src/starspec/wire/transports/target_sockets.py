@@ -12,6 +12,7 @@ from starspec.wire.codec import MAX_ANSWER_BYTES, MAX_MESSAGES
 from starspec.wire.keys import Keys
 from starspec.wire.transports.sockets import (
     HANDSHAKE_FAILED,
+    HANDSHAKE_MS,
     LOST,
     Context,
     Socket,
@@ -169,6 +170,6 @@ def why_handshake_failed(event: int, value: int, endpoint: str) -> str:
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
         return f"{endpoint} does not speak as this target does: keys on one side only, or not a hub"
     return (
-        f"the hub at {endpoint} broke off the handshake: does it hang, do very many connect from here, "
-        "or is hub.public here another hub's key?"
+        f"the hub at {endpoint} broke off the handshake: does it hang, do very many connect from here, is the link so "
+        f"slow that a handshake takes more than {HANDSHAKE_MS / 1000:g} s, or is hub.public here another hub's key?"
     )
