@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import inspect
 import json
 import os
@@ -432,6 +433,87 @@ def test_a_data_port_takes_only_the_key_that_it_was_opened_for(star, folder: Pat
         assert recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
         socket.disable_monitor()
         monitor.close()
+
+
+def deny(*_: object, **__: object) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+READS = {"list": (os, "listdir"), "look": (Path, "stat"), "read": (Path, "read_bytes")}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_keys_that_cannot_be_read_stay_as_last_known_until_they_can(folder: Path, monkeypatch, read) -> None:
+    clock = Clock()
+    target, later = load_keys(folder, "target"), new_key(folder, "target", "later")
+    callers = Callers(load_keys(folder, "hub"), clock)
+    with monkeypatch.context() as denied:
+        denied.setattr(*read, deny)
+        allow(folder, later, "target-later")
+        with capture_logs() as logs:
+            for _ in range(3):
+                clock.now += RELOAD_S
+                assert callers.is_allowed("target")
+                assert callers.owner_of(target.public) == Caller("target", "target")
+                assert callers.owner_of(later.public) is None
+        assert [each["event"] for each in logs] == ["keys cannot be read: those last known stay"]
+        assert "Permission denied" in logs[0]["why"]
+    clock.now += RELOAD_S
+    assert callers.owner_of(later.public) == Caller("target-later", "target")
+    (folder / "target.public").unlink()
+    clock.now += RELOAD_S
+    assert callers.owner_of(target.public) is None
+
+
+def test_a_key_is_removed_also_while_another_one_cannot_be_read(folder: Path, monkeypatch) -> None:
+    clock = Clock()
+    callers = Callers(load_keys(folder, "hub"), clock)
+    monkeypatch.setattr(Path, "read_bytes", deny)
+    (folder / "target.public").unlink()
+    clock.now += RELOAD_S
+    assert not callers.is_allowed("target")
+    assert callers.is_allowed("gateway")
+    shutil.rmtree(folder)
+    clock.now += RELOAD_S
+    assert not callers.is_allowed("gateway")
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_at_the_start_keys_that_cannot_be_read_are_a_sentence(folder: Path, monkeypatch, read) -> None:
+    keys = load_keys(folder, "hub")
+    monkeypatch.setattr(*read, deny)
+    with pytest.raises(ConfigError, match=r"cannot read the .*: Permission denied"):
+        Callers(keys)
+
+
+def is_let_in(context: zmq.Context, server: zmq.Socket, keys: Keys, hub: Keys) -> bool:
+    """Whether a message of a client with these keys comes through."""
+    with context.socket(zmq.DEALER) as client:
+        client.linger = 0
+        keys.secure_client(client, hub.public)
+        client.connect(server.last_endpoint)
+        client.send(b"")
+        if server.poll(int(QUIET_S * 1000)):
+            server.recv_multipart()
+            return True
+        return False
+
+
+def test_a_doorkeeper_that_cannot_check_lets_nobody_in_and_lives(folder: Path, monkeypatch) -> None:
+    hub, target = load_keys(folder, "hub"), load_keys(folder, "target")
+    callers, context = Callers(hub), zmq.Context()
+    with zmq.Context() as others, context.socket(zmq.ROUTER) as server:
+        server.linger = 0
+        hub.secure_server(server)
+        server.bind("tcp://127.0.0.1:0")
+        assert not is_let_in(others, server, target, hub)  # there is no doorkeeper yet
+        Doorkeeper(context, callers, AuditLog.off())
+        with monkeypatch.context() as broken, capture_logs() as logs:
+            broken.setattr(callers, "owner_of", deny)
+            assert not is_let_in(others, server, target, hub)
+        assert "could not be checked" in logs[0]["event"]
+        assert is_let_in(others, server, target, hub)
+    context.term()
 
 
 def test_places_are_shared_by_named_keys_and_by_the_address_of_a_shared_one(star, folder: Path) -> None:

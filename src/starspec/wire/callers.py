@@ -3,7 +3,8 @@
 The public keys of a server's folder say who may connect. The file's name is the key's name: `target.public` and
 `target-NAME.public` are keys of targets, `gateway.public` and `gateway-NAME.public` of gateways. The folder is read
 again when it changes: a key that is added is welcome at once, and the connections of a removed one end within
-RELOAD_S and a turn of the server's loop.
+RELOAD_S and a turn of the server's loop. While the folder or a file cannot be read, the keys last known stay: only what
+is certainly gone counts as removed.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ UNSEEN_MARKS: Final = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u
 
 log = structlog.get_logger()
 
+_Stamp = tuple[tuple[str | int, ...], ...]
+
 
 class Caller(NamedTuple):
     """The owner of a key."""
@@ -68,8 +71,12 @@ class Callers:
         self._clock = clock
         self._lock = threading.Lock()
         self._looked_s = clock()
-        self._stamp = self._stamp_of_folder()
-        self._by_key = {read_key(path): caller for path, caller in self._files()}
+        self._log_limit = LogLimit(clock, num_lines=1)
+        try:
+            self._stamp: _Stamp | None = self._stamp_of_folder()  # None = some file could not be read
+            self._by_key = {read_key(path): caller for path, caller in self._files()}
+        except OSError as error:
+            raise ConfigError(f"cannot read the folder of keys {self._folder}: {error.strerror}") from error
         self._by_name = {caller.key_name: caller for caller in self._by_key.values()}
 
     def owner_of(self, key: bytes) -> Caller | None:
@@ -110,42 +117,64 @@ class Callers:
         return next((each for each in owners if look in (_look_of(each.own_name), _look_of(each.key_name))), None)
 
     def _reload(self) -> None:
-        """Read the folder again if it has changed. A file that cannot be read counts as removed."""
+        """Read the folder again if it has changed. It raises nothing: servers ask in the middle of their work."""
         with self._lock:
             now = self._clock()
             if now - self._looked_s < RELOAD_S:
                 return
             self._looked_s = now
-            stamp = self._stamp_of_folder()
-            if stamp == self._stamp:
-                return
-            self._stamp = stamp
-            by_key = {}
-            for path, caller in self._files():
-                try:
-                    by_key[read_key(path)] = caller
-                except ConfigError as error:
+            try:
+                stamp = self._stamp_of_folder()
+                if stamp != self._stamp:
+                    self._stamp = stamp if self._read_again() else None
+            except OSError as error:
+                self._stamp = None  # look again
+                self._keep(f"{self._folder}: {error.strerror}")
+
+    def _read_again(self) -> bool:
+        """A file without a key counts as removed. Returns: whether all files could be read. Raises: OSError."""
+        by_key, are_all_read = dict[bytes, Caller](), True
+        for path, caller in self._files():
+            try:
+                by_key[read_key(path)] = caller
+            except ConfigError as error:
+                if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+                    by_key |= {key: known for key, known in self._by_key.items() if known == caller}
+                    are_all_read = False
+                    self._keep(str(error))
+                else:
                     log.warning("a key is left out", why=str(error))
-            self._by_key, self._by_name = by_key, {caller.key_name: caller for caller in by_key.values()}
+        if by_key != self._by_key:
             log.info("keys read again", folder=str(self._folder), num_keys=len(by_key))
+        self._by_key, self._by_name = by_key, {caller.key_name: caller for caller in by_key.values()}
+        return are_all_read
+
+    def _keep(self, why: str) -> None:
+        self._log_limit.log(log.warning, "keys cannot be read: those last known stay", why=why)
 
     def _files(self) -> list[tuple[Path, Caller]]:
+        """The files of clients' keys; none if there is no folder. Raises: OSError."""
+        try:
+            paths = sorted(self._folder.iterdir())  # glob() takes a folder that cannot be read for an empty one
+        except FileNotFoundError:
+            paths = []
         return [
             (path, Caller(path.stem, role))
             for role in self._roles
-            for path in sorted(self._folder.glob(f"{role}*.public"))
-            if path.stem == role or path.stem.startswith(f"{role}-")
+            for path in paths
+            if path.suffix == ".public" and (path.stem == role or path.stem.startswith(f"{role}-"))
         ]
 
-    def _stamp_of_folder(self) -> tuple[object, ...]:
-        """What changes when a key is added, removed or replaced."""
-        stamps = []
+    def _stamp_of_folder(self) -> _Stamp:
+        """What changes when a key is added, removed or replaced, or can be read again. Raises: OSError."""
+        stamps: list[tuple[str | int, ...]] = []
         for path, _ in self._files():
             try:
                 stat = path.stat()
-            except OSError:
-                continue
-            stamps.append((path.name, stat.st_mtime_ns, stat.st_ino, stat.st_size))
+            except OSError as error:
+                stamps.append((path.name, error.errno or 0))
+            else:
+                stamps.append((path.name, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_size))
         return tuple(stamps)
 
 
@@ -188,9 +217,17 @@ class Doorkeeper:
             while True:
                 try:
                     request = socket.recv_multipart()
+                    socket.send_multipart(self._answer_any(request))
                 except zmq.ContextTerminated:
                     return
-                socket.send_multipart(self._answer(request))
+
+    def _answer_any(self, request: list[bytes]) -> list[bytes]:
+        """As `_answer`. It raises nothing: without this thread, nobody could connect any more."""
+        try:
+            return self._answer(request)
+        except Exception:
+            self._log_limit.log(log.exception, "a client is refused, since it could not be checked")
+            return [b"1.0", request[1], b"500", b"internal error", b"", b""]
 
     def _answer(self, request: list[bytes]) -> list[bytes]:
         # version, request id, domain, address, identity, mechanism, credentials (CURVE: the client's public key)

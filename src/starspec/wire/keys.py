@@ -44,6 +44,7 @@ class Keys:
             key_name: of the only key that may connect, as `Callers` names it; empty = every allowed key.
         """
         socket.curve_server = True
+        socket.zap_enforce_domain = 1  # without a Doorkeeper, nobody may connect
         socket.curve_secretkey = self.secret
         socket.curve_publickey = self.public
         socket.zap_domain = f"{ZAP_DOMAIN}{key_name}".encode()
@@ -67,9 +68,10 @@ def generate_keys(folder: Path) -> list[Path]:
     Effects: creates the folder (mode 700), secrets of mode 600 and public keys of mode 644; all files or none.
     """
     paths = [folder / f"{role}.{kind}" for role in ROLES for kind in ("secret", "public")]
-    if existing := [path.name for path in paths if path.exists()]:
-        raise ConfigError(f"{folder} already holds {', '.join(existing)}: choose another folder or remove them first")
     try:
+        if existing := [path.name for path in paths if path.exists()]:
+            there = ", ".join(existing)
+            raise ConfigError(f"{folder} already holds {there}: choose another folder or remove them first")
         with ExitStack() as undo:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for role in ROLES:
