@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import stat
+import time
 from pathlib import Path
 from typing import IO
 
@@ -29,7 +30,7 @@ from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats
 from starspec.wire.callers import RELOAD_S, Caller, Callers, Doorkeeper
 from starspec.wire.codec import encode
-from starspec.wire.keys import Keys, generate_keys, is_loopback, load_keys, read_key
+from starspec.wire.keys import Keys, NamedKey, generate_keys, is_loopback, load_keys, read_key
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, Hello, HubStatus, Open, Ping, Pong, Rejected
 from starspec.wire.transports.base import Joined, Left
 from starspec.wire.transports.serving_client import ServingClient
@@ -340,6 +341,11 @@ def allow(folder: Path, keys: Keys, name: str) -> Path:
     return path
 
 
+def named(folder: Path, name: str) -> NamedKey:
+    """The key that the folder has under this name now."""
+    return NamedKey(read_key(folder / f"{name}.public"), name)
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0
@@ -359,12 +365,12 @@ def test_the_folder_is_read_again_when_it_changes_and_a_broken_file_harms_nobody
     path.write_text("half a k")
     clock.now += RELOAD_S
     with capture_logs() as logs:
-        assert not callers.is_allowed("target-later")
+        assert not callers.is_allowed(NamedKey(later.public, "target-later"))
     assert "target-later.public does not contain a key" in logs[0]["why"]
-    assert callers.is_allowed("target")
+    assert callers.is_allowed(named(folder, "target"))
     path.unlink()
     clock.now += RELOAD_S
-    assert not callers.is_allowed("target-later")
+    assert not callers.is_allowed(NamedKey(later.public, "target-later"))
 
 
 @pytest.mark.parametrize(
@@ -390,7 +396,7 @@ def test_the_folder_is_read_again_when_it_changes_and_a_broken_file_harms_nobody
 def test_a_name_belongs_to_its_key(folder: Path, key_name: str, target_id: str, why: str | None) -> None:
     allow(folder, new_key(folder, "target", "a"), "target-a")
     callers = Callers(load_keys(folder, "hub"))
-    found = callers.why_not_named(callers.caller(key_name), target_id)
+    found = callers.why_not_named(Caller(key_name, "target"), target_id)
     assert found is None if why is None else why in found
 
 
@@ -435,6 +441,59 @@ def test_a_data_port_takes_only_the_key_that_it_was_opened_for(star, folder: Pat
         monitor.close()
 
 
+def test_a_key_is_replaced_while_the_hub_serves_and_the_old_one_ends(star, folder: Path) -> None:
+    hub = star.hub(keys=load_keys(folder, "hub"))
+    target = star.connected(hub.endpoint, keys=load_keys(folder, "target"))
+    new = new_key(folder, "target", "new")
+    allow(folder, new, "target")
+    star.until(lambda: Left("its key was removed") in hub.events_of("t"), target)
+    star.until(lambda: "does not know" in target.problem, target)
+    star.connected(hub.endpoint, keys=new)
+
+
+def test_a_gateway_whose_key_is_replaced_is_neither_heard_nor_answered(folder: Path) -> None:
+    server, old = ServingServer("127.0.0.1", 0, load_keys(folder, "target")), load_keys(folder, "gateway")
+    new = new_key(folder, "gateway", "new")
+    with contextlib.closing(server), zmq.Context() as context, contextlib.ExitStack() as stack:
+        for keys in (old, new):
+            if keys is new:
+                allow(folder, new, "gateway")
+                time.sleep(RELOAD_S)
+            dealer = stack.enter_context(context.socket(zmq.DEALER))
+            dealer.linger = 0
+            keys.secure_client(dealer, keys.public_key_of("target"))
+            dealer.connect(f"tcp://127.0.0.1:{server.port}")
+            dealer.send(encode(Ask(PROTOCOL_VERSION)))
+            [(peer, _)] = server.receive(20.0)
+            if keys is old:
+                old_peer = peer
+        assert server.send(peer, [])
+        assert not server.send(old_peer, [Rejected("r", "no")])
+
+
+def test_a_key_that_gets_another_name_or_role_has_to_come_again(folder: Path) -> None:
+    clock = Clock()
+    callers, target = Callers(load_keys(folder, "hub"), clock), named(folder, "target")
+    (folder / "target.public").rename(folder / "gateway-a.public")
+    clock.now += RELOAD_S
+    assert not callers.is_allowed(target)
+    assert callers.is_allowed(named(folder, "gateway-a"))
+
+
+def test_a_key_in_two_files_has_one_name_and_the_log_says_which(folder: Path) -> None:
+    clock = Clock()
+    shutil.copy(folder / "target.public", folder / "target-a.public")
+    with capture_logs() as logs:
+        callers = Callers(load_keys(folder, "hub"), clock)
+    assert (logs[0]["used"], logs[0]["left_out"]) == ("target", "target-a")
+    assert callers.is_allowed(named(folder, "target"))
+    shutil.copy(folder / "gateway.public", folder / "gateway-b.public")
+    clock.now += RELOAD_S
+    with capture_logs() as logs:
+        callers.owner_of(b"")
+    assert [each["left_out"] for each in logs if "left_out" in each] == ["target-a", "gateway-b"]
+
+
 def deny(*_: object, **__: object) -> None:
     raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -453,7 +512,7 @@ def test_keys_that_cannot_be_read_stay_as_last_known_until_they_can(folder: Path
         with capture_logs() as logs:
             for _ in range(3):
                 clock.now += RELOAD_S
-                assert callers.is_allowed("target")
+                assert callers.is_allowed(NamedKey(target.public, "target"))
                 assert callers.owner_of(target.public) == Caller("target", "target")
                 assert callers.owner_of(later.public) is None
         assert [each["event"] for each in logs] == ["keys cannot be read: those last known stay"]
@@ -468,14 +527,15 @@ def test_keys_that_cannot_be_read_stay_as_last_known_until_they_can(folder: Path
 def test_a_key_is_removed_also_while_another_one_cannot_be_read(folder: Path, monkeypatch) -> None:
     clock = Clock()
     callers = Callers(load_keys(folder, "hub"), clock)
+    target, gateway = named(folder, "target"), named(folder, "gateway")
     monkeypatch.setattr(Path, "read_bytes", deny)
     (folder / "target.public").unlink()
     clock.now += RELOAD_S
-    assert not callers.is_allowed("target")
-    assert callers.is_allowed("gateway")
+    assert not callers.is_allowed(target)
+    assert callers.is_allowed(gateway)
     shutil.rmtree(folder)
     clock.now += RELOAD_S
-    assert not callers.is_allowed("gateway")
+    assert not callers.is_allowed(gateway)
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)

@@ -6,6 +6,7 @@ from collections import Counter
 
 from starspec.ids import PeerId
 from starspec.policy.peer_limits import MAX_HELD_WORK, SERVING_BURST, SERVING_PER_S, UNIT_BYTES, work_of
+from starspec.wire.keys import NO_KEY, NamedKey
 from starspec.wire.transports import serving_inbox
 from starspec.wire.transports.serving_inbox import ServingInbox
 
@@ -23,7 +24,7 @@ class Inbox(ServingInbox):
 
     def arrive(self, peer: PeerId, frames: list[bytes], owner: str | None = None) -> bool:
         if not self.knows(peer):
-            self.add(peer, "", str(peer) if owner is None else owner)
+            self.add(peer, NO_KEY, str(peer) if owner is None else owner)
         has_room = self.has_room(peer, work_of(frames))
         if has_room:
             self.put(peer, frames)
@@ -129,14 +130,14 @@ def test_of_the_owner_with_the_most_gateways_the_silent_one_is_forgotten_with_wh
     monkeypatch.setattr(serving_inbox, "MAX_PEERS", 4)
     inbox = Inbox()
     one, two, three, four = floods(4)
-    inbox.add(HONEST, "d", "honest")
+    inbox.add(HONEST, NamedKey(b"d", "d"), "honest")
     for peer, frames in ((one, [b"x", b"y"]), (two, [b"z"]), (three, [])):
-        inbox.add(peer, "a", "hostile")
+        inbox.add(peer, NamedKey(b"a", "a"), "hostile")
         inbox.put(peer, frames)
     assert inbox.knows(one)
     assert not inbox.knows(four)
-    inbox.add(four, "b", "hostile")
-    assert (inbox.key_name(one), inbox.key_name(two), inbox.key_name(HONEST)) == ("a", "", "d")
+    inbox.add(four, NamedKey(b"b", "b"), "hostile")
+    assert [inbox.key(each).name for each in (one, two, HONEST)] == ["a", "", "d"]
     assert (inbox.owner_of(one), inbox.owner_of(two), inbox.owner_of(HONEST)) == ("hostile", "", "honest")
     assert inbox.num_dropped == 1
     assert inbox.turn(0.0) == [(one, b"x"), (one, b"y")]

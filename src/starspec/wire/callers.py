@@ -2,9 +2,9 @@
 
 The public keys of a server's folder say who may connect. The file's name is the key's name: `target.public` and
 `target-NAME.public` are keys of targets, `gateway.public` and `gateway-NAME.public` of gateways. The folder is read
-again when it changes: a key that is added is welcome at once, and the connections of a removed one end within
-RELOAD_S and a turn of the server's loop. While the folder or a file cannot be read, the keys last known stay: only what
-is certainly gone counts as removed.
+again when it changes: a key that is added is welcome at once, and the connections of one that was removed, renamed, or
+replaced by another key end within RELOAD_S and a turn of the server's loop. While the folder or a file cannot be read,
+the keys last known stay: only what is certainly gone counts as removed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from starspec.errors import ConfigError
 from starspec.log_limit import LogLimit
 from starspec.policy.newcomers import Door
 from starspec.quoting import quoted
-from starspec.wire.keys import KeyRole, Keys, load_keys, read_key, require_keys
+from starspec.wire.keys import NO_KEY, KeyRole, Keys, NamedKey, load_keys, read_key, require_keys
 from starspec.wire.transports.sockets import ZAP_DOMAIN, check_free, network_of
 
 CLIENTS: Final[dict[KeyRole, tuple[KeyRole, ...]]] = {
@@ -74,24 +74,21 @@ class Callers:
         self._log_limit = LogLimit(clock, num_lines=1)
         try:
             self._stamp: _Stamp | None = self._stamp_of_folder()  # None = some file could not be read
-            self._by_key = {read_key(path): caller for path, caller in self._files()}
+            self._by_key = dict[bytes, Caller]()
+            for path, caller in self._files():
+                _add(self._by_key, read_key(path), caller)
         except OSError as error:
             raise ConfigError(f"cannot read the folder of keys {self._folder}: {error.strerror}") from error
-        self._by_name = {caller.key_name: caller for caller in self._by_key.values()}
 
     def owner_of(self, key: bytes) -> Caller | None:
         """The owner of a public key (z85); None if the key is not, or no longer, in the folder."""
         self._reload()
         return self._by_key.get(key)
 
-    def caller(self, key_name: str) -> Caller | None:
-        """The owner of the key of this name; None if it may no longer connect."""
-        self._reload()
-        return self._by_name.get(key_name)
-
-    def is_allowed(self, key_name: str) -> bool:
-        """Whether the key of this name may still connect."""
-        return self.caller(key_name) is not None
+    def is_allowed(self, key: NamedKey) -> bool:
+        """Whether this key may still connect under this name."""
+        owner = self.owner_of(key.public)
+        return owner is not None and owner.key_name == key.name
 
     def why_not_named(self, caller: Caller, target_id: str) -> str | None:
         """Why a target with this key may not use this name; None if it may.
@@ -113,7 +110,7 @@ class Callers:
     def _owner_of_name(self, target_id: str) -> Caller | None:
         """The key of a target with this name, or with one that looks like it."""
         look = _look_of(target_id)
-        owners = (each for each in self._by_name.values() if each.role == "target" and each.own_name)
+        owners = (each for each in self._by_key.values() if each.role == "target" and each.own_name)
         return next((each for each in owners if look in (_look_of(each.own_name), _look_of(each.key_name))), None)
 
     def _reload(self) -> None:
@@ -136,7 +133,7 @@ class Callers:
         by_key, are_all_read = dict[bytes, Caller](), True
         for path, caller in self._files():
             try:
-                by_key[read_key(path)] = caller
+                _add(by_key, read_key(path), caller)
             except ConfigError as error:
                 if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
                     by_key |= {key: known for key, known in self._by_key.items() if known == caller}
@@ -146,7 +143,7 @@ class Callers:
                     log.warning("a key is left out", why=str(error))
         if by_key != self._by_key:
             log.info("keys read again", folder=str(self._folder), num_keys=len(by_key))
-        self._by_key, self._by_name = by_key, {caller.key_name: caller for caller in by_key.values()}
+        self._by_key = by_key
         return are_all_read
 
     def _keep(self, why: str) -> None:
@@ -179,7 +176,7 @@ class Callers:
 
 
 class Doorkeeper:
-    """A thread that tells ZeroMQ who may connect (ZAP, RFC 27), and the key's name; `key_name_of` reads that.
+    """A thread that tells ZeroMQ who may connect (ZAP, RFC 27), and with which key; `key_of` reads that.
 
     It serves every server's socket of `context` that `make_socket` made, and ends with the context. ZeroMQ reads no
     message of a connection before the answer, and breaks with one that sends some. So what a connection brings is
@@ -233,22 +230,22 @@ class Doorkeeper:
         # version, request id, domain, address, identity, mechanism, credentials (CURVE: the client's public key)
         address = request[3].decode(errors="replace")
         if self._callers is None:
-            return self._let_in(request[1], "", network_of(address))
+            return self._let_in(request[1], b"", network_of(address))
         if len(request) != 7 or request[5] != b"CURVE":
             return [b"1.0", request[1], b"400", b"no key", b"", b""]
         key = z85.encode(request[6])
         caller = self._callers.owner_of(key)
-        only = request[2].decode().removeprefix(ZAP_DOMAIN)
-        if caller is None or (only and caller.key_name != only):
+        only = request[2].removeprefix(ZAP_DOMAIN.encode())
+        if caller is None or (only and key != only):
             self._refuse(key.decode(), address)
             return [b"1.0", request[1], b"400", b"unknown key", b"", b""]
-        return self._let_in(request[1], caller.key_name, _owner(caller, address))
+        return self._let_in(request[1], key, _owner(caller, address))
 
-    def _let_in(self, request_id: bytes, key_name: str, owner: str) -> list[bytes]:
+    def _let_in(self, request_id: bytes, key: bytes, owner: str) -> list[bytes]:
         with self._lock:
             is_let_in = self._door.lets_in(owner, self._clock())
         if is_let_in:
-            return [b"1.0", request_id, b"200", b"OK", key_name.encode(), b""]
+            return [b"1.0", request_id, b"200", b"OK", key, b""]
         self._log_limit.log(log.warning, "connections come too fast, and have to try again", owner=owner)
         return [b"1.0", request_id, b"300", b"too many come", b"", b""]  # then ZeroMQ tries again, after HANDSHAKE_MS
 
@@ -257,16 +254,32 @@ class Doorkeeper:
         self._log_limit.log(log.warning, "a client's key is refused", key=key, address=address)
 
 
+def _add(by_key: dict[bytes, Caller], key: bytes, caller: Caller) -> None:
+    """A key has one name: that of the last of its files."""
+    if (twin := by_key.get(key)) is not None:
+        log.warning("two files hold the same key: one is left out", used=caller.key_name, left_out=twin.key_name)
+    by_key[key] = caller
+
+
 def _look_of(name: str) -> str:
     """What people see of a name: without case, width, white space, and characters that show nothing."""
     plain = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
     return "".join(each for each in plain if unicodedata.category(each) not in UNSEEN and not UNSEEN_MARKS.match(each))
 
 
-def key_name_of(frame: zmq.Frame) -> str:
-    """The name of the key whose connection this frame came from."""
-    name: Any = frame.get("User-Id")
-    return str(name)
+def key_of(frame: zmq.Frame) -> bytes:
+    """The public key (z85) whose connection this frame came from; empty if there are no keys."""
+    key: Any = frame.get("User-Id")
+    return str(key).encode()
+
+
+def named_key_of(frame: zmq.Frame, callers: Callers | None) -> NamedKey:
+    """As `key_of`, with its name. Args: callers: of the server; None = it has no keys."""
+    if callers is None:
+        return NO_KEY
+    key = key_of(frame)
+    owner = callers.owner_of(key)
+    return NamedKey(key, key.decode() if owner is None else owner.key_name)
 
 
 def owner_of(frame: zmq.Frame, callers: Callers | None) -> str:
@@ -278,7 +291,7 @@ def owner_of(frame: zmq.Frame, callers: Callers | None) -> str:
     Args:
         callers: of the server; None = it has no keys.
     """
-    caller = None if callers is None else callers.caller(key_name_of(frame))
+    caller = None if callers is None else callers.owner_of(key_of(frame))
     return _owner(caller, str(frame.get("Peer-Address")))
 
 

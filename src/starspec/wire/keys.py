@@ -12,7 +12,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import zmq
 from zmq.utils import z85
@@ -37,17 +37,17 @@ class Keys:
     public: bytes
     secret: bytes = field(repr=False)
 
-    def secure_server(self, socket: zmq.Socket[bytes], key_name: str = "") -> None:
+    def secure_server(self, socket: zmq.Socket[bytes], only: bytes = b"") -> None:
         """Let the socket accept only clients that the Doorkeeper of its context allows. Call before `bind`.
 
         Args:
-            key_name: of the only key that may connect, as `Callers` names it; empty = every allowed key.
+            only: the only public key that may connect; empty = every allowed key.
         """
         socket.curve_server = True
         socket.zap_enforce_domain = 1  # without a Doorkeeper, nobody may connect
         socket.curve_secretkey = self.secret
         socket.curve_publickey = self.public
-        socket.zap_domain = f"{ZAP_DOMAIN}{key_name}".encode()
+        socket.zap_domain = ZAP_DOMAIN.encode() + only
 
     def secure_client(self, socket: zmq.Socket[Any], server_key: bytes) -> None:
         """Let the socket connect only to the server that holds the secret of `server_key`. Call before `connect`."""
@@ -58,6 +58,16 @@ class Keys:
     def public_key_of(self, role: KeyRole) -> bytes:
         """The public key of another role. Raises: ConfigError if the folder has none."""
         return read_key(self.folder / f"{role}.public")
+
+
+class NamedKey(NamedTuple):
+    """With which key a connection was made, and as what. If either has changed in the folder, it may not go on."""
+
+    public: bytes
+    name: str  # as `Caller.key_name`, or the key itself if it was removed meanwhile
+
+
+NO_KEY: Final = NamedKey(b"", "")  # of a connection to a server without keys, or of one that is not known
 
 
 def generate_keys(folder: Path) -> list[Path]:

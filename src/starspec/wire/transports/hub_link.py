@@ -23,6 +23,7 @@ from starspec.policy.peer_limits import (
     work_of,
 )
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
+from starspec.wire.keys import NamedKey
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import Fault, Features, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
 from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
@@ -46,7 +47,7 @@ class HubLink:
         shut_behind: told a frame of a connection that floods.
         may_join: asked when the target has come to its port; returns whether there is a place for it.
         now: seconds on the transport's clock, here and below.
-        key_name: of the key that said Hello; empty = the hub has no keys.
+        key: that said Hello.
         owner: of the place of this target, as `policy/newcomers.py` says.
         max_len: tokens of an Open, beyond which they are not decoded.
     """
@@ -58,7 +59,7 @@ class HubLink:
         terms: Welcome,
         stats: HubTransportStats,
         now: float,
-        key_name: str,
+        key: NamedKey,
         audit: AuditLog,
         log_limit: LogLimit,
         shut_behind: Callable[[zmq.Frame], None],
@@ -69,7 +70,7 @@ class HubLink:
         self.socket = socket
         self.hello = hello
         self.link_id = terms.link_id
-        self.key_name = key_name
+        self.key = key
         self.owner = owner
         self._audit = audit
         self._log_limit = log_limit
@@ -221,7 +222,7 @@ class HubLink:
                         return
                     self.has_joined = True
                     self._log("target joined")
-                    key = self.key_name or None
+                    key = self.key.name or None
                     self._audit.note("target_connected", target=self.hello.target_id, link=self.link_id, key=key)
                     arrivals.append(self._arrival(Joined(self.hello), now))
                 self._send(encode(self._link.send(Pong(number))))

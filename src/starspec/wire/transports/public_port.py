@@ -20,9 +20,9 @@ from starspec.ids import LinkId
 from starspec.log_limit import LogLimit
 from starspec.policy import newcomers
 from starspec.policy.peer_limits import Allowance
-from starspec.wire.callers import Caller, Callers, Doorkeeper, key_name_of, owner_of
+from starspec.wire.callers import Caller, Callers, Doorkeeper, named_key_of, owner_of
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
-from starspec.wire.keys import Keys
+from starspec.wire.keys import Keys, NamedKey
 from starspec.wire.link import FAULT_INTERVAL_S
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
@@ -53,30 +53,30 @@ class Ports:
     keys: Keys | None
     data_ports: tuple[int, int] | None
 
-    def open(self, port: int, max_frame_bytes: int, key_name: str = "") -> tuple[Socket, int]:
+    def open(self, port: int, max_frame_bytes: int, only: bytes = b"") -> tuple[Socket, int]:
         """A listening ROUTER socket and its port.
 
         Args:
-            key_name: of the only key that may connect; empty = every allowed key.
+            only: as `Keys.secure_server`.
         Raises: ConfigError if it cannot listen there.
         """
         socket = make_socket(self.context, zmq.ROUTER, max_frame_bytes)
         try:
             if self.keys is not None:
-                self.keys.secure_server(socket, key_name)
+                self.keys.secure_server(socket, only)
             return socket, bind(socket, self.host, port, "the hub")
         except BaseException:
             socket.close()
             raise
 
-    def open_data_port(self, key_name: str = "") -> tuple[Socket, int]:
+    def open_data_port(self, only: bytes = b"") -> tuple[Socket, int]:
         """A port for one target, which only its key may use. Raises: ConfigError if none is free."""
         if self.data_ports is None:
-            return self.open(0, MAX_FRAME_BYTES, key_name)
+            return self.open(0, MAX_FRAME_BYTES, only)
         first, last = self.data_ports
         for port in range(first, last + 1):
             try:
-                return self.open(port, MAX_FRAME_BYTES, key_name)
+                return self.open(port, MAX_FRAME_BYTES, only)
             except ConfigError:
                 continue
         raise ConfigError(f"every port from {first} to {last} is taken")
@@ -86,7 +86,7 @@ class _Sender(NamedTuple):
     """Who sent something to the public port."""
 
     peer: bytes  # the connection
-    key_name: str  # empty = the hub has no keys
+    key: NamedKey
     owner: str  # of the places of this sender's targets
 
 
@@ -168,7 +168,7 @@ class PublicPort:
         if self._callers is None:
             return
         for link in links:
-            if link.left is None and not self._callers.is_allowed(link.key_name):
+            if link.left is None and not self._callers.is_allowed(link.key):
                 link.end("its key was removed")
 
     def close(self) -> None:
@@ -177,15 +177,14 @@ class PublicPort:
 
     def _sender(self, identity: zmq.Frame) -> _Sender:
         """Who sent something."""
-        key_name = "" if self._callers is None else key_name_of(identity)
-        return _Sender(identity.bytes, key_name, owner_of(identity, self._callers))
+        return _Sender(identity.bytes, named_key_of(identity, self._callers), owner_of(identity, self._callers))
 
     def _answer(self, sender: _Sender, frame: bytes, held: list[HubLink], now: float) -> HubPublicReply | None:
         try:
             message = self._decode(frame)
         except PeerProtocolError as error:
             return self._fault(error, now)
-        if (refused := self._why_refused(message, sender.key_name)) is not None:
+        if (refused := self._why_refused(message, sender)) is not None:
             return refused
         match message:
             case Ask(protocol_version=version) if version != PROTOCOL_VERSION:
@@ -206,13 +205,13 @@ class PublicPort:
                 return refused
             raise
 
-    def _why_refused(self, message: Hello | Ask | Refused, key_name: str) -> Refused | None:
+    def _why_refused(self, message: Hello | Ask | Refused, sender: _Sender) -> Refused | None:
         """The refusal of what this key may not ask; None if it may, and if there are no keys."""
         if self._callers is None or isinstance(message, Refused):
             return None
-        caller = self._callers.caller(key_name)
+        caller = self._callers.owner_of(sender.key.public)
         if caller is None:
-            why: str | None = f"the key {key_name}.public was removed at the hub"
+            why: str | None = f"the key {sender.key.name} was removed at the hub"
         elif isinstance(message, Ask):
             why = None if caller.role == "gateway" else _wrong_role(caller, "ask for the hub's status", "a gateway")
         elif caller.role != "target":
@@ -223,7 +222,7 @@ class PublicPort:
             return None
         self._stats.num_refused += 1
         name = message.target_id if isinstance(message, Hello) else None
-        self._audit.note("refused", key=key_name, target=name, code="key", why=why)
+        self._audit.note("refused", key=sender.key.name, target=name, code="key", why=why)
         return Refused("key", why)
 
     def _greet(self, sender: _Sender, hello: Hello, held: list[HubLink], now: float) -> Welcome | Refused:
@@ -238,7 +237,7 @@ class PublicPort:
         if isinstance(answer, Refused):
             self._stats.num_refused += 1
             name, code = hello.target_id, answer.code
-            self._audit.note("refused", key=sender.key_name or None, target=name, code=code, why=answer.reason)
+            self._audit.note("refused", key=sender.key.name or None, target=name, code=code, why=answer.reason)
         return answer
 
     def _begin(
@@ -250,7 +249,7 @@ class PublicPort:
         if (late := newcomers.who_stops_coming(coming, self._chance)) is not None:
             late.end("other targets came meanwhile")
         try:
-            socket, port = self._ports.open_data_port(sender.key_name)
+            socket, port = self._ports.open_data_port(sender.key.public)
             welcome = msgspec.structs.replace(terms, link_id=LinkId(secrets.token_hex(16)), port=port)
             may_join = partial(self._may_join, hello, sender.owner)
             link = HubLink(
@@ -259,7 +258,7 @@ class PublicPort:
                 welcome,
                 self._stats,
                 now,
-                sender.key_name,
+                sender.key,
                 self._audit,
                 self._log_limit,
                 self._doorkeeper.shut_behind,

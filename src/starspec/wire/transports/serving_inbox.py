@@ -14,6 +14,7 @@ from typing import Final
 
 from starspec.ids import PeerId
 from starspec.policy.peer_limits import SERVING_BURST, SERVING_PER_S, Allowance, has_room_for, work_of
+from starspec.wire.keys import NO_KEY, NamedKey
 from starspec.wire.transports.unsent import Unsent
 
 MAX_PEERS: Final = 4096  # gateways that are known
@@ -48,9 +49,9 @@ class _Owner:
 class _Gateway:
     """One connection of a gateway, and what it has not read."""
 
-    def __init__(self, peer: PeerId, key_name: str, owner: _Owner) -> None:
+    def __init__(self, peer: PeerId, key: NamedKey, owner: _Owner) -> None:
         self.peer: Final = peer
-        self.key_name: Final = key_name
+        self.key: Final = key
         self.owner: Final = owner
         self.allowance: Final = Allowance(SERVING_PER_S, SERVING_BURST)
         self.frames: Final[deque[bytes]] = deque()  # that wait
@@ -75,10 +76,10 @@ class ServingInbox:
         self._num_held = 0.0  # units that wait
         self.num_dropped = 0  # frames that did not fit, or whose gateway was forgotten
 
-    def key_name(self, peer: PeerId) -> str:
-        """The name of the key of this connection; empty if it is not known."""
+    def key(self, peer: PeerId) -> NamedKey:
+        """The key of this connection."""
         gateway = self._gateways.get(peer)
-        return "" if gateway is None else gateway.key_name
+        return NO_KEY if gateway is None else gateway.key
 
     def owner_of(self, peer: PeerId) -> str:
         """Whose gateway this is; empty if it is not known."""
@@ -100,10 +101,10 @@ class ServingInbox:
             gateway.owner.gateways.move_to_end(peer)
         return gateway is not None
 
-    def add(self, peer: PeerId, key_name: str, owner: str) -> None:
-        """A new peer, whose key has this name. Effects: another one may be forgotten."""
+    def add(self, peer: PeerId, key: NamedKey, owner: str) -> None:
+        """A new peer with this key. Effects: another one may be forgotten."""
         owned = self._owners.setdefault(owner, _Owner(owner))
-        self._gateways[peer] = owned.gateways[peer] = _Gateway(peer, key_name, owned)
+        self._gateways[peer] = owned.gateways[peer] = _Gateway(peer, key, owned)
         if len(self._gateways) > MAX_PEERS:
             self._forget_one()
 

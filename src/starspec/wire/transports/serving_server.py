@@ -19,7 +19,7 @@ from starspec.errors import LinkError, PeerProtocolError
 from starspec.ids import PeerId, RequestId
 from starspec.log_limit import LogLimit
 from starspec.policy.peer_limits import ASK_WORK, BAD_WORK, READ_FRAMES, READ_PER_S, READ_UNITS, Allowance, work_of
-from starspec.wire.callers import key_name_of, owner_of
+from starspec.wire.callers import named_key_of, owner_of
 from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys
 from starspec.wire.messages import (
@@ -197,14 +197,15 @@ class ServingServer:
 
     def _greet(self, peer: PeerId, frame: zmq.Frame) -> None:
         """The first frame of a connection has come."""
-        key_name = "" if self._server.callers is None else key_name_of(frame)
-        self._inbox.add(peer, key_name, owner_of(frame, self._server.callers))
-        if key_name:
-            self._audit.note("gateway_connected", key=key_name, peer=peer.hex())
+        callers = self._server.callers
+        key = named_key_of(frame, callers)
+        self._inbox.add(peer, key, owner_of(frame, callers))
+        if key.name:
+            self._audit.note("gateway_connected", key=key.name, peer=peer.hex())
 
     def _may_talk(self, peer: PeerId) -> bool:
         """Whether the peer's key is still in the folder. ZeroMQ cannot close one connection: it is ignored instead."""
-        return self._server.callers is None or self._server.callers.is_allowed(self._inbox.key_name(peer))
+        return self._server.callers is None or self._server.callers.is_allowed(self._inbox.key(peer))
 
     def _decode(self, peer: PeerId, frame: bytes, now: float) -> GatewayToTarget | None:
         try:

@@ -11,7 +11,7 @@ import zmq
 
 from starspec.audit import AuditLog
 from starspec.ids import PeerId
-from starspec.wire.callers import Caller, key_name_of
+from starspec.wire.callers import Caller, key_of
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES, encode
 from starspec.wire.keys import Keys
 from starspec.wire.messages import Identity, StageToCoordinator
@@ -109,7 +109,7 @@ class StagePort:
             if num_beyond or len(frames) not in (NUM_CONTROL, NUM_TRAVERSAL):
                 self.num_rejected += 1
                 continue
-            caller = None if callers is None else callers.caller(key_name_of(frames[0]))
+            caller = None if callers is None else callers.owner_of(key_of(frames[0]))
             if caller is not None or callers is None:
                 arrived.append(StageArrival(PeerId(sender.bytes), caller, [each.buffer for each in frames], now))
         return arrived
