@@ -35,6 +35,7 @@ from starspec.wire.messages import (
     Rejected,
     RequestSpec,
     TokenLogprob,
+    Verified,
 )
 
 SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=SamplingSpec())
@@ -148,8 +149,11 @@ async def test_losing_a_target_fails_its_own_requests_and_no_others(targets: lis
         {"text": "x" * 101},
         {"logprobs": [TokenLogprob(1, -0.5, [])]},
         {"prompt_logprobs": [PromptLogprob(1, -0.5, 1, [])]},
+        {"token_ids": [1], "verified": Verified([])},
+        {"token_ids": [1], "stop_reason": "s" * 5000},
+        {},
     ],
-    ids=lambda more: next(iter(more)),
+    ids=lambda more: " and ".join(more) or "nothing",
 )
 async def test_an_answer_that_is_more_than_was_asked_for_ends(
     targets: list[Any], monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]

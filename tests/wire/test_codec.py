@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.config import MAX_TOP_K
+from starspec.config import MAX_STOP_LEN, MAX_TOP_K
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.ids import Epoch, LinkId, PipeEpoch, RequestId, RowEpoch, RowLease, StageId, Tag, TargetId
 from starspec.sampling.grammar import GrammarSpec
@@ -71,6 +71,7 @@ from starspec.wire.messages import (
     Traversal,
     Verdict,
     VerdictOf,
+    Verified,
     Welcome,
     WindowHead,
 )
@@ -211,6 +212,32 @@ def test_names_in_a_status_are_readable() -> None:
     for model in (bad, "m" * 1025):
         with pytest.raises(PeerProtocolError, match="no model has this name"):
             Decoder(TargetToGateway).decode(msgspec.msgpack.encode(status | {"model": model}))
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_why_an_answer_failed_is_readable(reason: str) -> None:
+    failed = EngineOutput(RequestId("r"), [], "", finish_reason=reason, stop_reason="\x1b[2J\n" + "x" * 900_000)
+    told = Decoder(TargetToGateway).decode(encode(failed)).stop_reason
+    assert len(told) == 300
+    assert told.startswith(r"\x1b[2J\nxxx")
+    refused = Rejected(RequestId("r"), "no", "p\n" * 5000)
+    assert Decoder(TargetToGateway).decode(encode(refused)).param.isprintable()
+
+
+def test_a_stop_string_that_no_request_has_is_refused() -> None:
+    for length in (MAX_STOP_LEN, MAX_STOP_LEN + 1):
+        frame = encode(EngineOutput(RequestId("r"), [1], "", finish_reason="stop", stop_reason="\n" * length))
+        if length == MAX_STOP_LEN:
+            assert Decoder(TargetToGateway).decode(frame).stop_reason == "\n" * length
+        else:
+            with pytest.raises(PeerProtocolError, match="a stop string of 10001 characters; 10000 are allowed"):
+                Decoder(TargetToGateway).decode(frame)
+
+
+@pytest.mark.parametrize("verified", [Verified([1] * 65), Verified([], [[]] * 66), Verified([], [[(1, -1.0)] * 1000])])
+def test_what_is_said_of_a_draft_is_no_longer_than_a_draft(verified: Verified) -> None:
+    with pytest.raises(PeerProtocolError, match="of length <="):
+        Decoder(TargetToGateway).decode(encode(EngineOutput(RequestId("r"), [1], "x", verified=verified)))
 
 
 def test_a_prompt_of_128k_ids_fits_in_a_frame() -> None:

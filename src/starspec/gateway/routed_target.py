@@ -26,6 +26,7 @@ from starspec.policy.target_health import (
     Trouble,
     leaves_silent_target,
 )
+from starspec.wire.codec import size_of
 from starspec.wire.messages import (
     GRAMMAR_FAILED,
     PROTOCOL_VERSION,
@@ -43,6 +44,9 @@ from starspec.wire.messages import (
 
 ASK_INTERVAL_S: Final = 0.5  # between two Asks for a target's status; each also renews the lease
 MAX_TEXT: Final = 2**24  # characters of one answer
+MAX_BYTES: Final = 2**27  # of the messages of one answer
+TOKEN_BYTES: Final = 512  # of one token that comes alone, with its text and all that a message has beside
+LOGPROB_BYTES: Final = 64  # of a token that is told with its log-probability
 MAX_TOKENS: Final = 2**20  # of an answer that has no limit of its own
 MORE_TOKENS: Final = 2**16  # than the limit that an answer has: nothing here depends on a target's keeping it exactly
 
@@ -97,6 +101,7 @@ class _OpenRequest:
     num_tokens: int = 0  # that came
     num_scored: int = 0  # tokens of its prompt whose log-probabilities came
     num_chars: int = 0
+    num_bytes: int = 0  # of all that came
 
     def take(self, output: EngineOutput) -> bool:
         """Count an output. Returns: whether a target may answer so much; the gateway keeps it until all has come."""
@@ -104,15 +109,26 @@ class _OpenRequest:
         self.num_tokens += len(output.token_ids)
         self.num_scored += len(output.prompt_logprobs or ())
         self.num_chars += len(output.text)
+        self.num_bytes += size_of(output)
         most = MORE_TOKENS + (MAX_TOKENS if spec.max_tokens is None else spec.max_tokens)
         most_scored = 0 if spec.prompt_logprobs is None else len(spec.prompt_token_ids)
         most_logprobs = 0 if spec.logprobs is None else len(output.token_ids)
+        says_something = output.token_ids or output.prompt_logprobs or output.finish_reason is not None
         return (
-            self.num_tokens <= most
+            bool(says_something)  # else there could be any number of them
+            and self.num_tokens <= most
             and self.num_scored <= most_scored
             and len(output.logprobs or ()) <= most_logprobs
             and self.num_chars <= MAX_TEXT
+            and (output.verified is None or spec.draft is not None)
+            and self.num_bytes
+            <= min(MAX_BYTES, most * _value_bytes(spec.logprobs) + most_scored * _value_bytes(spec.prompt_logprobs))
         )
+
+
+def _value_bytes(num_top: int | None) -> int:
+    """Bytes that one token takes at most in messages, in the mean: itself, its text, and the likeliest at its place."""
+    return TOKEN_BYTES + (0 if num_top is None else (1 + num_top) * LOGPROB_BYTES)
 
 
 class RoutedTarget:

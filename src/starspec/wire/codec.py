@@ -10,13 +10,12 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
-from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_K
+from starspec.config import MAX_DRAFT_TOKENS, MAX_STOP_LEN, MAX_TOP_K
 from starspec.errors import LocalProtocolError, PeerProtocolError
 from starspec.quoting import readable
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import MAX_STATED, MAX_SUPPORT
-from starspec.stats import RequestStats
 from starspec.wire.messages import (
     EngineOutput,
     Fault,
@@ -161,9 +160,8 @@ class Decoder(Generic[T]):
                 self._check_stage_message(message)
             case TargetStatus():
                 _check_target_status(message)
-            case EngineOutput(stats=RequestStats() as stats):
-                _check_listed(stats.acceptance.num_accepted_tokens_per_pos, stats.acceptance_histogram)
-                _check_listed(range(min(stats.num_spec_tokens, MAX_LISTED + 1)))  # the gateway makes a list of so many
+            case EngineOutput():
+                _check_output(message)
             case Fault() | Gap() | Goodbye() | Refused() | Rejected() | Welcome():
                 _make_readable(message)
             case HubStatus():
@@ -234,6 +232,17 @@ def _check_listed(*lists: Sized) -> None:
         raise ValueError(f"statistics list {longest} values; {MAX_LISTED} are allowed")
 
 
+def _check_output(message: EngineOutput) -> None:
+    """Raises: ValueError if it says more than an answer can. Effects: makes the reason of a failure readable."""
+    if message.finish_reason in ("abort", "error") and isinstance(message.stop_reason, str):
+        msgspec.structs.force_setattr(message, "stop_reason", readable(message.stop_reason))
+    elif isinstance(message.stop_reason, str) and len(message.stop_reason) > MAX_STOP_LEN:
+        raise ValueError(f"a stop string of {len(message.stop_reason)} characters; {MAX_STOP_LEN} are allowed")
+    if (stats := message.stats) is not None:
+        _check_listed(stats.acceptance.num_accepted_tokens_per_pos, stats.acceptance_histogram)
+        _check_listed(range(min(stats.num_spec_tokens, MAX_LISTED + 1)))  # the gateway makes a list of so many
+
+
 def _check_target_status(message: TargetStatus) -> None:
     """Who asks for `/metrics` or watches a dashboard gets all that a status lists, again and again.
 
@@ -263,14 +272,10 @@ def _check_hub_status(message: HubStatus) -> None:
 
 def _make_readable(message: Fault | Gap | Goodbye | Refused | Rejected | Welcome) -> None:
     """Texts of a peer end in logs, in errors and on terminals."""
-    match message:
-        case Rejected():
-            name = "message"
-        case Welcome():
-            name = "draft_name"
-        case _:
-            name = "reason"
-    msgspec.structs.force_setattr(message, name, readable(getattr(message, name)))
+    for name in ("message", "param", "reason", "draft_name"):
+        text = getattr(message, name, None)
+        if text is not None:
+            msgspec.structs.force_setattr(message, name, readable(text))
 
 
 def _check_count(frames: Sequence[bytes]) -> None:

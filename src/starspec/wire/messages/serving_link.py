@@ -72,6 +72,7 @@ class Abort(Message, frozen=True):
 
 
 LikelyOnes = Annotated[list[tuple[int, float]], Meta(max_length=MAX_TOP_LOGPROBS)]
+LikelyAfterNodes = Annotated[list[LikelyOnes], Meta(max_length=1 + MAX_DRAFT_TOKENS)]
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -95,8 +96,8 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 class Verified(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the target says to a client's draft, beside the tokens that it emits."""
 
-    accepted_nodes: list[int]  # ancestors first
-    tops: list[list[tuple[int, float]]] = []  # after the prompt and after each node, as `top` of TokenLogprob
+    accepted_nodes: Annotated[list[int], Meta(max_length=MAX_DRAFT_TOKENS)]  # ancestors first
+    tops: LikelyAfterNodes = []  # after the prompt and after each node, as `top` of TokenLogprob
 
 
 class EngineOutput(Message, frozen=True):
