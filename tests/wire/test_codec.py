@@ -174,7 +174,7 @@ def test_a_status_that_lists_more_than_a_target_can_is_refused(stats: dict) -> N
     "stats",
     [
         {"num_spec_tokens": 257},
-        {"num_spec_tokens": 2**64 - 1},
+        {"num_spec_tokens": 2**53},
         {"acceptance_histogram": [1] * 257},
         {"acceptance": {"num_accepted_tokens_per_pos": [1] * 257}},
     ],
@@ -238,6 +238,27 @@ def test_a_stop_string_that_no_request_has_is_refused() -> None:
 def test_what_is_said_of_a_draft_is_no_longer_than_a_draft(verified: Verified) -> None:
     with pytest.raises(PeerProtocolError, match="of length <="):
         Decoder(TargetToGateway).decode(encode(EngineOutput(RequestId("r"), [1], "x", verified=verified)))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf"), 1e300])
+def test_amounts_that_are_none_are_refused_in_all_statistics(wrong: float) -> None:
+    target, hub, of_target, answer = TargetStats(), HubStats(), HubTargetStats(), RequestStats()
+    target.t_v.value = target.batch.verify_s = hub.load = of_target.queue.total = answer.queue_s = wrong
+    cases = [
+        (TargetToGateway, TargetStatus(TargetId("t"), "m", 10, 1, 2, 3, 4, True, target)),
+        (HubPublicReply, HubStatus("d", hub)),
+        (HubPublicReply, HubStatus("d", HubStats(), {TargetId("t"): of_target})),
+        (TargetToGateway, EngineOutput(RequestId("r"), [1], "x", stats=answer)),
+    ]
+    for union, message in cases:
+        with pytest.raises(PeerProtocolError, match="is not a message: Expected `float`"):
+            Decoder(union).decode(encode(message))
+
+
+def test_numbers_that_json_cannot_carry_are_refused() -> None:
+    stats = TargetStats(num_rounds=2**53 + 1)
+    with pytest.raises(PeerProtocolError, match="is not a message: Expected `int`"):
+        Decoder(TargetToGateway).decode(encode(TargetStatus(TargetId("t"), "m", 10, 1, 2, 3, 4, True, stats)))
 
 
 def test_a_prompt_of_128k_ids_fits_in_a_frame() -> None:

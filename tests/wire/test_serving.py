@@ -520,7 +520,7 @@ def test_a_gateway_that_floods_a_busy_target_and_leaves_does_not_end_it() -> Non
 
 
 async def test_malformed_frames_of_a_target_are_counted_and_dropped() -> None:
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as raw:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as raw, capture_logs() as logged:
         raw.linger = 0
         port = raw.bind_to_random_port("tcp://127.0.0.1")
         client = ServingClient(f"tcp://127.0.0.1:{port}")
@@ -532,6 +532,9 @@ async def test_malformed_frames_of_a_target_are_counted_and_dropped() -> None:
             raw.send_multipart([peer, encode(output(1))])
             assert await client.receive() == output(1)
             assert client.num_frames_rejected == 1
+            [line] = logged
+            assert line["event"] == "a target sends what this gateway cannot read"
+            assert line["why"].startswith("frame of ")
         finally:
             client.close()
             client.close()

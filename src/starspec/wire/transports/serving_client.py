@@ -181,8 +181,10 @@ class ServingClient:
             num_bytes += 1 + sum(map(len, frames))
             try:
                 self._arrived += self._decoder.decode_all(frames)
-            except PeerProtocolError:
+            except PeerProtocolError as error:
                 self.num_frames_rejected += 1
+                event = "a target sends what this gateway cannot read"
+                self._log_limit.log(log.warning, event, endpoint=self.endpoint, why=str(error))
             if num_bytes > READ_BYTES:
                 break
         return num_bytes
