@@ -359,6 +359,10 @@ MISTAKES = {
         ("up", "--target", "x", "--ready-file", "."),
         "--ready-file: '.' is a folder: give the",
     ),
+    "addresses to a device": (
+        ("up", "--target", "x", "--ready-file", "/dev/null"),
+        "--ready-file: '/dev/null' is no regular file, and starspec would remove it",
+    ),
     "more targets than a machine could hold": (
         ("up", "--target", "x", "--targets", "100000"),
         "less than or equal to 256",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from starspec.cli.display import LineDisplay
 from starspec.cli.process import ServerProcess
+from starspec.cli.up import _removed
 from starspec.config import ProcessConfig
 from starspec.supervise.child import ChildSpec, ChildState
 from starspec.supervise.report import Ready, Report
@@ -63,3 +65,14 @@ def test_up_passes_it_on(memory: str, told: str, capsys: pytest.CaptureFixture[s
     spec = ChildSpec(name="hub", command=(), environment={})
     LineDisplay().show_start([ChildView(spec, ChildState.READY, ADDRESS, memory)])
     assert capsys.readouterr().out == f"hub      | ready at {told}\n"
+
+
+def test_the_addresses_of_a_star_go_with_it_and_a_link_to_them_stays(tmp_path: Path) -> None:
+    addresses, link = tmp_path / "addresses.json", tmp_path / "link.json"
+    addresses.write_text("of an earlier run")
+    link.symlink_to(addresses)
+    with _removed(link):
+        assert not addresses.exists()
+        addresses.write_text("of this one")
+    assert not addresses.exists()
+    assert link.is_symlink()

@@ -116,6 +116,8 @@ class UpOptions:
 
     def __post_init__(self) -> None:
         check_file(self.ready_file, "--ready-file")
+        if self.ready_file is not None and self.ready_file.exists() and not self.ready_file.is_file():
+            raise ConfigError(f"--ready-file: '{self.ready_file}' is no regular file, and starspec would remove it")
 
 
 @bound
@@ -238,11 +240,12 @@ def _removed(ready_file: Path | None) -> Iterator[None]:
     if ready_file is None:
         yield
         return
-    ready_file.unlink(missing_ok=True)
+    place = ready_file.resolve()  # a link stays a link
+    place.unlink(missing_ok=True)
     try:
         yield
     finally:
-        ready_file.unlink(missing_ok=True)
+        place.unlink(missing_ok=True)
 
 
 def _reserve(reservations: PortReservations, star: StarConfig) -> StarPorts:
