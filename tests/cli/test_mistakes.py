@@ -363,6 +363,11 @@ MISTAKES = {
         ("up", "--target", "x", "--ready-file", "/dev/null"),
         "--ready-file: '/dev/null' is no regular file, and starspec would remove it",
     ),
+    "a model's name that is no text": (("up", "m\udcff"), "model is not valid Unicode text: give it in UTF-8"),
+    "a draft's name that is no text": (
+        ("up", "x", "--draft", "m\udcff"),
+        "model is not valid Unicode text: give it in UTF-8",
+    ),
     "more targets than a machine could hold": (
         ("up", "--target", "x", "--targets", "100000"),
         "less than or equal to 256",

@@ -11,14 +11,19 @@ from tiny import VOCAB_SIZE, decode_greedily, generate, make_model, plain_logits
 
 from starspec.config import ModelConfig
 from starspec.errors import ConfigError, ModelError
+from starspec.ids import TargetId
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
 from starspec.models.loading.load import check_loadable, load_runner
+from starspec.models.loading.locate import announced_name
 from starspec.models.loading.progress import listening
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.loading.transformers_calls import first_line
 from starspec.models.packed import PackedRunner
 from starspec.models.runner import Segment
+from starspec.stats import TargetStats
+from starspec.wire.codec import Decoder, encode
+from starspec.wire.messages import TargetStatus, TargetToGateway
 
 
 @pytest.fixture
@@ -398,3 +403,11 @@ def test_loading_says_its_stages_and_how_far_they_are(llama, fused, packed):
     assert last[packing] == (packed, packed)
     assert last[reading][0] == last[reading][1] > 100_000  # bytes
     assert last[probing] == (3, 3)
+
+
+@pytest.mark.parametrize("name", ["m\u3000x", "m\nx", "m\udcffx", "m" * 250 + "\u3000"])
+def test_the_name_of_any_folder_is_one_that_a_gateway_takes(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    status = TargetStatus(TargetId("t"), announced_name(str(folder)), 10, 0, 0, 1, 1, False, TargetStats())
+    assert Decoder(TargetToGateway).decode(encode(status)).model == announced_name(str(folder))

@@ -76,17 +76,26 @@ def check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:
 
 
 def check_words(config: Any, prefix: str = "") -> None:
-    """Raises: ConfigError if a field of a few words has another one.
+    """Raises: ConfigError if a field of a few words has another one, or if a text is none.
 
     Args:
         prefix: comes before the field's name in the sentence.
     """
+    for each in fields(config):
+        value = getattr(config, each.name)
+        if not all(map(_is_unicode, value if isinstance(value, tuple) else (value,))):
+            raise ConfigError(f"{prefix}{each.name} is not valid Unicode text: give it in UTF-8")
     for name, words in _words(type(config)).items():
         one_of(prefix + name, getattr(config, name), words)
     for name, option in options_of(type(config)).items():
         value = getattr(config, name)
         if option.words and not isinstance(value, int) and value not in option.words:
             raise ConfigError(f"{prefix}{name} must be {option.known}, not '{value}'")
+
+
+def _is_unicode(value: object) -> bool:
+    """False for a text with half of a surrogate pair, as Python reads a byte that is not UTF-8: none can be sent."""
+    return not isinstance(value, str) or not any("\ud800" <= each <= "\udfff" for each in value)
 
 
 def check_ranges(config: Any) -> None:

@@ -104,7 +104,6 @@ class GatewayConfig:
     shutdown_timeout_s: ShutdownTimeout = 30.0
 
     def __post_init__(self) -> None:
-        check_words(self)
         check_host(self.host, "--host")
         if self.served_model_name is not None:
             check_name(self.served_model_name, "--served-model-name")
@@ -112,6 +111,7 @@ class GatewayConfig:
             raise ConfigError("the API key is empty: give one, or leave it out to ask for none")
         if self.api_key is not None:
             check_api_key(self.api_key)
+        check_words(self)
         twice = [each for number, each in enumerate(self.targets) if each in self.targets[:number]]
         if twice:
             raise ConfigError(f"--endpoint {twice[0]} is given twice: give each target once")

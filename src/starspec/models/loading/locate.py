@@ -9,6 +9,7 @@ from pathlib import Path
 
 from starspec.errors import ModelError
 from starspec.models.loading.transformers_calls import first_line
+from starspec.quoting import readable
 
 SYNTHETIC_PREFIX = "synthetic:"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w-]+")  # owner/name, or one word such as `gpt2`
@@ -66,9 +67,9 @@ def names_a_file(model: str) -> bool:
 
 
 def folder_name(model: str) -> str:
-    """The last part of a path (which may be `.`), or the part of a Hub id behind the owner."""
+    """The last part of a path (which may be `.`), or the part of a Hub id behind the owner; made readable."""
     path = model_path(model)
-    return path.resolve().name if path.name in ("", "..") else path.name
+    return readable(path.resolve().name if path.name in ("", "..") else path.name)
 
 
 def announced_name(model: str) -> str:
