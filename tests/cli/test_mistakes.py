@@ -104,6 +104,22 @@ MISTAKES = {
         "--speculative-config is not valid JSON: expecting value at character 11, before 'x}'",
     ),
     "JSON cut off": ((*GENERATE, "--speculative-config", '{"model": '), "expecting value at its end"),
+    "JSON nested too deeply": (
+        (*GENERATE, "--speculative-config", '{"a": ' * 5000),
+        "--speculative-config cannot be read: it is nested too deeply",
+    ),
+    "a number of many digits": (
+        (*GENERATE, "--speculative-config", '{"num_speculative_tokens": %s}' % ("9" * 5000)),
+        "--speculative-config cannot be read: it has an integer of 5000 digits",
+    ),
+    "a key twice": (
+        (*GENERATE, "--speculative-config", '{"method": "ngram", "method": "draft_model"}'),
+        "--speculative-config cannot be read: it has the key 'method' 2 times",
+    ),
+    "a key in two spellings": (
+        (*GENERATE, "--speculative-config", '{"draft_p_min": 0.1, "draft-p-min": 0.2}'),
+        "--speculative-config has a key twice, once with - and once with _: give it once",
+    ),
     "JSON, but no object": ((*GENERATE, "--speculative-config", "[1]"), "must be a JSON object"),
     "relaxed without probabilities": (
         ("up", "x", "--spec-method", "ngram", "--allow-relaxed"),
@@ -121,6 +137,27 @@ MISTAKES = {
         ("calibrate", "--target", "x", "--draft", "y", "--key-share", "0"),
         "--key-share must be above 0 and below 1, got 0",
     ),
+    "a request for ever": (
+        ("up", "x", "--request-timeout", "inf"),
+        "invalid value for --request-timeout: a finite number, not inf",
+    ),
+    "a shutdown for ever": (
+        ("up", "x", "--shutdown-timeout", "inf"),
+        "invalid value for --shutdown-timeout: a finite number, not inf",
+    ),
+    "a start for ever": (
+        ("up", "x", "--start-timeout", "inf"),
+        "invalid value for --start-timeout: a finite number, not inf",
+    ),
+    "a connection for ever": (
+        ("gateway", "--target", "x", "--endpoint", "tcp://a:1", "--idle-timeout", "inf"),
+        "invalid value for --idle-timeout: a finite number, not inf",
+    ),
+    "a list without end": (
+        ("bench", "tree", "--target", "x", "--draft", "y", "--temperatures", "0,inf"),
+        "invalid value for --temperatures: finite numbers, not 0,inf",
+    ),
+    "a batch of many digits": (("draft", "--draft", "x", "--max-batch", "9" * 5000), "--max-batch must be auto or a"),
     "too hot": ((*GENERATE, "--temperature", "inf"), "--temperature must be at least 0 and finite, got inf"),
     "too cold": ((*GENERATE, "--temperature", "-1"), "--temperature must be at least 0 and finite, got -1.0"),
     "more than everything": ((*GENERATE, "--top-p", "2"), "--top-p must be in (0, 1], got 2.0"),

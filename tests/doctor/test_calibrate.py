@@ -54,6 +54,7 @@ def test_a_draft_that_does_not_fit_is_refused() -> None:
     ("content", "complaint"),
     [
         ("{", "is not a file of `starspec calibrate`"),
+        ('{"a": ' + "[" * 20000, "is not a file of `starspec calibrate`"),
         ('{"rows": []}', "missing required field 'thresholds'"),
         ('{"thresholds": {"lambda_2": 7}}', r"lambda_2 must be in \[0, 1\], got 7"),
         ('{"thresholds": {"lambda_1": "x"}}', "lambda_1"),

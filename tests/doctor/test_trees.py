@@ -87,9 +87,10 @@ def test_a_report_of_another_pair_or_of_something_else_is_refused(tmp_path: Path
     path = tmp_path / "tree.json"
     with pytest.raises(ConfigError, match="cannot be read"):
         read_tree_report(path, HERE)
-    path.write_text('{"rows": []}')
-    with pytest.raises(ConfigError, match="is not a report of `starspec bench tree`"):
-        read_tree_report(path, HERE)
+    for content in ('{"rows": []}', '{"a": ' + "[" * 20000):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match="is not a report of `starspec bench tree`"):
+            read_tree_report(path, HERE)
     write_report(REPORT, path)
     with pytest.raises(ConfigError, match="of another draft"):
         read_tree_report(path, replace(HERE, models={"target": "a", "draft": "c"}))

@@ -156,7 +156,20 @@ async def test_every_end_token_that_any_file_names_ends_an_answer(model_folder: 
         served.codec.close()
 
 
-@pytest.mark.parametrize("content", ["[1]", "{", '{"temperature": "hot"}', '{"top_k": true}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[1]",
+        "{",
+        "[" * 20000,
+        '{"temperature": "hot"}',
+        '{"top_k": true}',
+        '{"temperature": NaN}',
+        '{"temperature": 1e400}',
+        '{"top_k": 1.5}',
+        '{"top_p": 2}',
+    ],
+)
 def test_a_broken_generation_config_is_a_sentence_about_the_file(tmp_path: Path, content: str) -> None:
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(ModelError, match=r"generation_config\.json"):

@@ -32,6 +32,7 @@ def test_the_turns_of_each_line_are_read(tmp_path: Path) -> None:
         (b'{"turns": []}', "line 1"),
         (b'{"turns": ["a"]}\n{"turns": "b"}', "line 2"),
         (b"no json", "line 1"),
+        (b'{"turns": ["a"], "extra": ' + b"[" * 20000 + b"]" * 20000 + b"}", "line 1: maximum recursion depth"),
         (b'{"turns": ["a"]}\n\n{"turns": ["caf\xe9"]}', "line 3: 'utf-8' codec can't decode byte 0xe9"),
         (rb'{"turns": ["a\ud800b"]}', r"line 1: .*'\\ud800' in position .*: surrogates not allowed"),
         (b'{\n  "turns": ["a"]\n}', "line 1: .*one JSON object a line, in UTF-8"),

@@ -71,6 +71,7 @@ def test_a_wrong_variable_is_named(environ: dict[str, str], sentence: str) -> No
         ("insecure = 3", "insecure"),
         ('keys = ""', "keys is empty"),
         ("hub = ", "is not a TOML file"),
+        ("hub = " + "[" * 5000, "is not a TOML file"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, sentence: str) -> None:

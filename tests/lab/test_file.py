@@ -78,6 +78,7 @@ def test_a_link_listens_on_a_port_an_address_or_a_range(text: str, where: tuple[
 LINK = '[[link]]\nlisten = 1\nto = "tcp://a:1"\n'
 MISTAKES = {
     "no TOML": ("link = ", "is not valid TOML: invalid value"),
+    "nested too deeply": ("a = " + "[" * 5000, "cannot be read: it is nested too deeply"),
     "no link": ("seed = 1", "a lab needs at least one link"),
     "unknown key at the top": ("seeds = 1", "unknown key 'seeds'; did you mean 'seed'?"),
     "unknown key": (LINK + "delay = 4", "link 1: unknown key 'delay'; did you mean 'delay_ms'?"),

@@ -131,7 +131,15 @@ def test_what_an_error_lists_behind_a_colon_is_part_of_its_sentence():
     assert first_line(ValueError("It is broken.\nMuch more")) == "It is broken"
 
 
-@pytest.mark.parametrize(("content", "why"), [("{", "it is not valid JSON"), ("[]", "it is not a JSON object")])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("{", "it is not valid JSON"),
+        ("[]", "it is not a JSON object"),
+        ("[" * 20000, "it is nested too deeply"),
+        ("9" * 5000, "it has an integer of 5000 digits"),
+    ],
+)
 def test_a_broken_config_is_not_put_down_to_the_tokenizer(tmp_path, content, why):
     make_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(content)

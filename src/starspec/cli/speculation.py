@@ -12,6 +12,7 @@ from starspec.config import MAX_DRAFT_TOKENS, Policy, Quantization, SpeculativeC
 from starspec.config.option import A_MODEL, DRAFT_P_MIN, NONE_GIVEN, SPECULATION, Option
 from starspec.draft_methods import DraftMethod
 from starspec.errors import ConfigError
+from starspec.json_text import parse_json
 
 FLAG: Final = "--speculative-config"
 DEFAULTS: Final = SpeculativeConfig()
@@ -137,11 +138,16 @@ def _parse(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        values = json.loads(text)
+        values = parse_json(text, may_repeat_keys=False)
     except json.JSONDecodeError as error:
         near = text[error.pos : error.pos + 20]
         where = f"at character {error.pos + 1}, before '{near}'" if near else "at its end"
         raise ConfigError(f"{FLAG} is not valid JSON: {error.msg.lower()} {where}") from error
+    except ValueError as error:
+        raise ConfigError(f"{FLAG} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f'{FLAG} must be a JSON object, as in \'{{"model": "FOLDER"}}\', not {text.strip()[:40]}')
-    return {key.replace("-", "_"): value for key, value in values.items()}
+    found = {key.replace("-", "_"): value for key, value in values.items()}
+    if len(found) < len(values):
+        raise ConfigError(f"{FLAG} has a key twice, once with - and once with _: give it once")
+    return found

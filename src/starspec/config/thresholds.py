@@ -24,6 +24,6 @@ def read_thresholds(path: str | None) -> KeyThresholds:
         return msgspec.json.decode(Path(path).read_bytes(), type=_Calibration).thresholds
     except OSError as error:
         raise ConfigError(f"--relaxed-thresholds: '{path}' cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         what = str(error).replace("`", "'")
         raise ConfigError(f"--relaxed-thresholds: '{path}' is not a file of `starspec calibrate`: {what}") from error

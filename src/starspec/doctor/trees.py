@@ -38,7 +38,7 @@ def read_tree_report(path: Path, provenance: Provenance) -> TreeReport:
         report = msgspec.json.decode(path.read_bytes(), type=TreeReport)
     except OSError as error:
         raise ConfigError(f"the report '{path}' cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"'{path}' is not a report of `starspec bench tree`: {error}") from error
     for name, found in provenance.models.items():
         if report.provenance.models.get(name) != found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,12 +11,14 @@ import structlog
 
 from starspec import __version__
 from starspec.config import GatewayConfig
-from starspec.errors import ConfigError, ModelError
+from starspec.errors import ConfigError, ModelError, RequestError
 from starspec.fingerprint import vocab_fingerprint
 from starspec.gateway.checks import named
 from starspec.gateway.prompts import PromptCodec
+from starspec.json_text import parse_json
 from starspec.models.loading.locate import announced_name, folder_name, is_synthetic, locate
 from starspec.models.loading.tokenizer import eos_token_ids, load_tokenizer
+from starspec.sampling_params import SamplingParams
 
 DEFAULTS_FILE = "generation_config.json"
 
@@ -105,13 +106,13 @@ def identity_of(config: GatewayConfig, vocabulary: str, defaults: str) -> ModelI
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
     """The defaults in a model folder's generation_config.json; all None if there is no such file.
 
-    Raises: ModelError if the file is not a JSON object, or a value is not a number.
+    Raises: ModelError if the file is not a JSON object, or a value is not a number that a request may have.
     """
     path = folder / DEFAULTS_FILE
     if not path.exists():
         return GenerationDefaults()
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = parse_json(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"'{path}' cannot be read: {error}") from error
     if not isinstance(content, dict):
@@ -120,4 +121,8 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     for name, value in found.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ModelError(f"'{path}': {name} is not a number")
+    try:
+        SamplingParams(**{name: value for name, value in found.items() if value is not None})
+    except RequestError as error:  # each request that does not set it would be refused
+        raise ModelError(f"'{path}': {error}") from error
     return GenerationDefaults(**found)

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from starspec.errors import ConfigError
+from starspec.json_text import parse_json
 from starspec.models.loading.tokenizer import prompt_ids_of_chat
 
 T = TypeVar("T")
@@ -96,7 +97,7 @@ def _parse(content: bytes, where: str) -> list[Prompt]:
             continue
         try:
             entry = msgspec.json.decode(line, type=_Line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(
                 f"prompts '{where}', line {number}: {_complaint(line, error)}; "
                 "a prompt file holds one JSON object a line, in UTF-8"
@@ -112,7 +113,7 @@ def _parse(content: bytes, where: str) -> list[Prompt]:
 def _complaint(line: bytes, error: Exception) -> str:
     """Why a line is refused. msgspec calls half of a surrogate pair "truncated input"; this names it."""
     try:
-        json.dumps(json.loads(line), ensure_ascii=False).encode()
+        json.dumps(parse_json(line), ensure_ascii=False).encode()
     except UnicodeEncodeError as half:
         return str(half)
     except ValueError:

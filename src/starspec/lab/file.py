@@ -86,6 +86,8 @@ def read_lab(path: Path) -> LabConfig:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise ConfigError(f"'{path}' cannot be read: it is nested too deeply") from error
     except ValueError as error:
         raise ConfigError(f"'{path}' is not valid TOML: {str(error)[:1].lower()}{str(error)[1:]}") from error
     file = build(_File, content, f"'{path}'")

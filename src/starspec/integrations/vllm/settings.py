@@ -88,7 +88,7 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"{FILE_VARIABLE}: cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # the last if it is nested too deeply
         raise ConfigError(f"{FILE_VARIABLE}: {path} is not a TOML file: {error}") from error
 
 

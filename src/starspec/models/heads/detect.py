@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from starspec.errors import ModelError
+from starspec.json_text import parse_json
 from starspec.models.heads.dialect import check_sizes, head_config, names_a_head
 from starspec.models.loading.locate import is_synthetic, locate, names_a_file
 
@@ -41,7 +41,7 @@ def _config_of(model: str | None) -> dict[str, Any]:
     if model is None or is_synthetic(model) or names_a_file(model):  # a file is a .gguf
         return {}
     try:
-        config = json.loads((locate(model) / "config.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError, ModelError):
+        config = parse_json((locate(model) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError, ModelError):
         return {}
     return config if isinstance(config, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from starspec.errors import ModelError
+from starspec.json_text import parse_json
 from starspec.models.loading.locate import locate, names_a_file
 from starspec.models.loading.transformers_calls import first_line
 
@@ -36,8 +36,8 @@ def _read_config(head: str, folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ModelError(f"'{head}' is not an EAGLE head: it has no config.json")
     try:
-        config = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:  # the last if it is nested too deeply
+        config = parse_json(file.read_text())
+    except (OSError, ValueError) as error:
         raise ModelError(f"the config.json of '{head}' cannot be read: {first_line(error)}") from error
     if not isinstance(config, dict):
         raise ModelError(f"the config.json of '{head}' is not a JSON object")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from starspec.errors import ConfigError, ModelError
+from starspec.json_text import parse_json
 from starspec.models.loading.transformers_calls import as_model_error, import_config_checks
 from starspec.quoting import quoted
 
@@ -126,15 +127,15 @@ def check_config_json(model: str, folder: Path) -> None:
     Raises: ModelError as `check_rope`, or if the file is not a JSON object.
     """
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = parse_json((folder / "config.json").read_text("utf-8"))
     except FileNotFoundError:
         return
     except OSError as error:
         raise ModelError(f"the config.json of '{model}' cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise ModelError(f"the config.json of '{model}' cannot be read: it is not valid JSON: {error}") from error
-    except RecursionError as error:
-        raise ModelError(f"the config.json of '{model}' cannot be read: it is nested too deeply") from error
+    except ValueError as error:
+        raise ModelError(f"the config.json of '{model}' cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"the config.json of '{model}' cannot be read: it is not a JSON object")
     check_rope(model, {"rope_theta": config.get("rope_theta")})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from jinja2 import TemplateError
 from starspec.errors import ModelError, RequestError, VocabularyMismatch
 from starspec.fingerprint import HasVocabulary
 from starspec.ids import BadWords
+from starspec.json_text import parse_json
 from starspec.models.loading.config_json import check_config_json, read_config
 from starspec.models.loading.locate import is_synthetic, locate
 from starspec.models.loading.transformers_calls import as_model_error, first_line, import_config_checks
@@ -189,7 +189,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = parse_json(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
         raise ModelError(f"'{path}' cannot be read: {first_line(error)}") from error
     return content if isinstance(content, dict) else {}
