@@ -158,6 +158,7 @@ MISTAKES = {
         "invalid value for --temperatures: finite numbers, not 0,inf",
     ),
     "a batch of many digits": (("draft", "--draft", "x", "--max-batch", "9" * 5000), "--max-batch must be auto or a"),
+    "too hot a chat": (("chat", "--temperature", "inf"), "--temperature must be at least 0 and finite, got inf"),
     "too hot": ((*GENERATE, "--temperature", "inf"), "--temperature must be at least 0 and finite, got inf"),
     "too cold": ((*GENERATE, "--temperature", "-1"), "--temperature must be at least 0 and finite, got -1.0"),
     "more than everything": ((*GENERATE, "--top-p", "2"), "--top-p must be in (0, 1], got 2.0"),

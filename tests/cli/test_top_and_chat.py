@@ -204,6 +204,27 @@ def test_what_is_no_address_is_one_sentence(command: str, url: str, starspec: Ca
     assert outcome.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["top", "chat"])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:1"),
+        ("http_proxy", "foo:bar"),
+        ("ALL_PROXY", "gopher://127.0.0.1:1"),
+        ("SSL_CERT_FILE", "/nowhere"),
+    ],
+)
+def test_a_proxy_or_certificates_that_cannot_be_used_are_one_sentence(
+    command: str, variable: str, value: str, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    outcome = starspec(command, "http://example.invalid")
+    told = "starspec: variables of the environment name a proxy or certificates (SSL_CERT_FILE) that cannot be used: "
+    assert outcome.code == 2
+    assert outcome.err.startswith(told)
+    assert outcome.err.count("\n") == 1
+
+
 @pytest.mark.parametrize("host", ["a..b", "a" * 70 + ".b"])
 def test_a_host_that_cannot_be_is_one_sentence(host: str, starspec: Callable[..., Any]) -> None:
     outcome = starspec("top", host)
@@ -237,7 +258,21 @@ def test_what_is_not_a_gateway_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    "page", [HTML, b"data: {\n\n", b"data: 3\n\n", b"data: {}\n\n", b'data: {"choices": [{}]}\n\n', b"data: [DONE]\n\n"]
+    "page",
+    [
+        HTML,
+        b"data: {\n\n",
+        b"data: 3\n\n",
+        b"data: {}\n\n",
+        b'data: {"choices": [{}]}\n\n',
+        b"data: [DONE]\n\n",
+        b"data: " + b"[" * 20000 + b"\n\n",
+        b'data: {"choices": [{"delta": {"content": 5}}]}\n\n',
+        b'data: {"choices": [], "usage": {"x": 1}}\n\n',
+        b'data: {"choices": [], "usage": {"completion_tokens": 1}, "metrics": {"tokens_per_second": "x"}}\n\n',
+        b'data: {"choices": [], "usage": {"completion_tokens": 1}, "metrics": {"speculative_decoding": 3}}\n\n',
+        b'data: {"choices": [], "usage": {"completion_tokens": "\\ud800"}}\n\n',
+    ],
 )
 def test_an_answer_that_is_none_of_a_gateway_is_one_sentence(
     gateway: Any, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, page: bytes
@@ -331,12 +366,21 @@ def test_what_a_model_says_commands_no_terminal_wherever_it_is_cut(
     assert out == f"<think>\n{ESCAPED}\n</think>\n{ESCAPED}\n  {ESCAPED}\n"
 
 
-def test_the_statistics_of_an_answer_command_no_terminal(
+def test_a_line_that_is_no_unicode_is_one_sentence(
     gateway: Any, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    _, url = gateway
+    for stdin in (io.StringIO("a\udcff"), io.TextIOWrapper(io.BytesIO(b"a\xff\n"), "utf-8")):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        outcome = starspec("chat", url)
+        told = "starspec: standard input is not valid Unicode text: give it in UTF-8\n"
+        assert (outcome.code, outcome.err) == (2, told)
+
+
+def test_a_moment_of_no_calendar_is_shown(gateway: Any, starspec: Callable[..., Any]) -> None:
     canned, url = gateway
-    canned.usage = {"completion_tokens": HOSTILE}
-    assert f"  {ESCAPED} tokens, 12.3 tokens/s" in chatted(url, starspec, monkeypatch, "hello")
+    canned.view = replaced(VIEW, events=[EventView(time_s=1e308, kind="bad", text="long ago")])
+    assert "--:--:--  long ago" in starspec("top", url, "--once").out
 
 
 def test_separators_of_lines_and_paragraphs_do_not_cut_an_answer_short(

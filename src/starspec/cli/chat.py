@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
@@ -11,7 +12,7 @@ import typer
 
 from starspec.cli.gateway_client import DEFAULT_URL, ApiKey, GatewayClient, GatewayUrl
 from starspec.config.option import MODELS, SAMPLING
-from starspec.errors import StarspecError
+from starspec.errors import ConfigError, StarspecError
 from starspec.quoting import harmless
 
 HELP: Final = """\
@@ -93,6 +94,8 @@ def chat(
 
     /speculative off answers without drafts, /clear begins anew, /quit or Ctrl-D ends. Lines may also come from a pipe.
     """
+    if not math.isfinite(temperature):
+        raise ConfigError(f"--temperature must be at least 0 and finite, got {temperature}")
     client = GatewayClient(url, api_key)
     conversation = Conversation(_chosen(model, client.models()), max_tokens, temperature, seed)
     is_terminal = sys.stdin.isatty()
@@ -117,11 +120,15 @@ def _chosen(asked: str | None, served: list[str]) -> str:
 
 
 def _next_line(prompt: str) -> str | None:
-    """The next line; None at the end, also after Ctrl-C."""
+    """The next line; None at the end, also after Ctrl-C. Raises: ConfigError if it is not valid Unicode."""
     try:
-        return input(prompt)
+        line = input(prompt)
+        line.encode()
     except (EOFError, KeyboardInterrupt):
         return None
+    except UnicodeError as error:
+        raise ConfigError("standard input is not valid Unicode text: give it in UTF-8") from error
+    return line
 
 
 def _answer(client: GatewayClient, conversation: Conversation, line: str) -> None:
@@ -199,5 +206,6 @@ def statistics(chunk: dict[str, Any]) -> str:
     speculative = metrics.get("speculative_decoding") or {}
     if not speculative.get("num_draft_tokens"):
         return ", ".join([*parts, "no drafts"])
-    accepted = f"{speculative['num_accepted_draft_tokens']} of {speculative['num_draft_tokens']} draft tokens accepted"
-    return ", ".join([*parts, accepted, f"acceptance length {speculative['mean_acceptance_length']:.2f}"])
+    accepted, length = (speculative.get(key, 0) for key in ("num_accepted_draft_tokens", "mean_acceptance_length"))
+    drafts = f"{accepted} of {speculative['num_draft_tokens']} draft tokens accepted"
+    return ", ".join([*parts, drafts, f"acceptance length {length:.2f}"])

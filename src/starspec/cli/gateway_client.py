@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 
 from starspec.config.checks import check_api_key
@@ -54,14 +55,17 @@ class GatewayClient:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
         try:
-            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
+            base = httpx.URL(self.url)
         except httpx.InvalidURL as error:
             raise ConfigError(f"{quoted(url)} is not the address of a gateway, as {DEFAULT_URL}: {error}") from error
+        try:
+            self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout)
+        except (httpx.InvalidURL, ImportError, OSError, ValueError) as error:
+            what = "variables of the environment name a proxy or certificates (SSL_CERT_FILE) that cannot be used"
+            raise ConfigError(f"{what}: {error}") from error
 
     def views(self) -> Iterator[StarView]:
         """The star, twice a second, until the gateway stops."""
-        import msgspec  # noqa: PLC0415
-
         from starspec.observe.view import StarView  # noqa: PLC0415
 
         has_come = False
@@ -109,7 +113,7 @@ class GatewayClient:
         """Turn what fails to be read into a sentence: what answers may not be a gateway."""
         try:
             yield
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._stranger() from error
 
     def _stranger(self) -> StarspecError:
@@ -138,15 +142,48 @@ def _check(response: httpx.Response) -> None:
     if response.is_error:
         try:
             why = response.json()["error"]["message"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             why = f"it answers {response.status_code}"
         raise StarspecError(f"the gateway refuses: {why}")
 
 
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int
+
+
+class _Drafts(msgspec.Struct):
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    mean_acceptance_length: float = 0.0
+
+
+class _Metrics(msgspec.Struct):
+    tokens_per_second: float | None = None
+    speculative_decoding: _Drafts | None = None
+
+
+class _Chunk(msgspec.Struct):
+    """What `starspec chat` shows of a chunk."""
+
+    choices: list[_Choice]
+    usage: _Usage | None = None
+    metrics: _Metrics | None = None
+
+
 def _chunk(data: str) -> dict[str, Any]:
+    """Raises: StarspecError for the gateway's own error; ValueError, KeyError, TypeError or RecursionError."""
     chunk: dict[str, Any] = json.loads(data)
     if "error" in chunk:
         raise StarspecError(chunk["error"]["message"])
-    if not all(isinstance(choice["delta"], dict) for choice in chunk["choices"]):
-        raise TypeError(data)
+    msgspec.convert(chunk, _Chunk)
     return chunk

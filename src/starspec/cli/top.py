@@ -75,7 +75,7 @@ def table_of(view: StarView, url: str) -> RenderableType:
     from starspec.observe.view import snapshot_of  # noqa: PLC0415
 
     table = star_table(snapshot_of(view), f"{', '.join(view.models)} at {url}", *_states(view))
-    times = [time.strftime("%H:%M:%S", time.localtime(each.time_s)) for each in view.events[:NUM_EVENTS]]
+    times = [_time_of_day(each.time_s) for each in view.events[:NUM_EVENTS]]
     events = [Text(harmless(f"{when}  {each.text}")) for when, each in zip(times, view.events, strict=False)]
     return Group(table, *events)
 
@@ -83,3 +83,10 @@ def table_of(view: StarView, url: str) -> RenderableType:
 def _states(view: StarView) -> tuple[dict[str, str], str | None]:
     """The states of the targets by their names, and of the hub, as tables take them."""
     return {each.name: each.state for each in view.targets}, view.hubs[0].state if view.hubs else None
+
+
+def _time_of_day(time_s: float) -> str:
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(time_s))
+    except (ValueError, OverflowError, OSError):  # of no year that has a calendar
+        return "--:--:--"
