@@ -396,3 +396,28 @@ def test_without_standard_error_a_command_does_its_work() -> None:
     words = ["bash", "-c", 'exec "$@" 2>&-', "bash", sys.executable, "-m", "starspec", "generate", "hi", *TARGET]
     done = subprocess.run([*words, "--max-tokens", "3"], stdout=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, len(done.stdout.split())) == (0, 3)
+
+
+PRINT_ONE = """
+import starspec.cli
+
+starspec.cli.run = lambda _: print("\\u65e5")
+starspec.cli.main()
+"""
+
+
+def test_characters_that_an_output_lacks_are_escaped() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", PRINT_ONE], capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (0, b"\\u65e5\n")
+
+
+def test_completion_that_cannot_be_installed_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file")
+    command = [sys.executable, "-m", "starspec", "--install-completion", "bash"]
+    environment = {**os.environ, "HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith(f"starspec: --install-completion: '{tmp_path}/home")
+    assert sentence.endswith("cannot be written: File exists")
+    assert done.returncode == 1

@@ -17,11 +17,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from starspec import LLM, SamplingParams
 from starspec.config import ModelConfig
-from starspec.errors import ModelError
+from starspec.errors import ConfigError, ModelError
 from starspec.models.loading.cached_folder import made_once
 from starspec.models.loading.gguf import LLAMA3, GgufFacts, apply, converted_folder
 from starspec.models.loading.gguf_tokenizer import GgufVocabulary
 from starspec.models.loading.load import load_runner, load_stage
+from starspec.models.loading.locate import locate
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.runner import Segment
 
@@ -293,6 +294,22 @@ def test_an_interrupted_conversion_leaves_nothing_that_passes_for_a_model(tmp_pa
     assert not folder.exists()
     made_once(folder, lambda partial: (partial / "whole").write_text(""))
     assert [each.name for each in folder.iterdir()] == ["whole"]
+
+
+@pytest.mark.parametrize(
+    ("cache", "sentence"),
+    [
+        ("file/cache", "file/cache/gguf/.*' cannot be made: Not a directory"),
+        ("~nosuch", "no home for the cache '~nosuch'"),
+    ],
+)
+def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, cache, sentence):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STARSPEC_CACHE", cache)
+    with pytest.raises(ConfigError, match=rf"{sentence}.* name a folder of yours in STARSPEC_CACHE"):
+        locate("model.gguf")
 
 
 def test_of_many_that_ask_at_once_one_converts(tmp_path):

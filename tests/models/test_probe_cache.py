@@ -145,8 +145,5 @@ def test_where_nothing_can_be_kept_every_start_probes(
     assert settled(folder).attention_mode is settled(folder).attention_mode
     assert probe.num_calls == 2
 
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(probe_cache, "cache_folder", no_home)
+    monkeypatch.setenv("STARSPEC_CACHE", "~nosuch/cache")
     assert settled(folder).attention_mode is not AttentionMode.FAST

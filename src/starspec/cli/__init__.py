@@ -25,7 +25,7 @@ from starspec.cli.command import CommandLine
 from starspec.cli.doctor import doctor
 from starspec.cli.generate import generate
 from starspec.cli.lab import lab
-from starspec.cli.output import open_closed_streams
+from starspec.cli.output import open_closed_streams, take_all_characters
 from starspec.cli.plan_stages import plan
 from starspec.cli.serve import child, draft, gateway, keygen, stage, target
 from starspec.cli.top import top
@@ -102,6 +102,7 @@ app.add_typer(trace.app)
 def main() -> None:
     """Run the command line of this process; exits 0, 1 (failed), 2 (misconfigured) or 130 (interrupted)."""
     open_closed_streams()
+    take_all_characters()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -120,7 +121,7 @@ def run(arguments: list[str]) -> int:
     except StarspecError as error:
         return _print_error(str(error), EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED)
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
-        sentence = _not_written(error) or out_of_memory(error)
+        sentence = _not_written(error) or _not_installed(error, arguments) or out_of_memory(error)
         if sentence is None:
             raise  # a bug of ours: its traceback is needed
         return _print_error(sentence, EXIT_FAILED)
@@ -138,6 +139,14 @@ def _not_written(error: Exception) -> str | None:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
     where = f"'{error.filename}'" if error.filename else "the output"
     return f"{where} cannot be written: {reason_of(error)}"
+
+
+def _not_installed(error: Exception, arguments: Sequence[str]) -> str | None:
+    """The sentence about a shell's files that completion cannot be added to; None if it is another error."""
+    if not isinstance(error, OSError) or not any(each.startswith("--install-completion") for each in arguments):
+        return None
+    where = f"'{error.filename}' cannot be written" if error.filename else "your shell's files cannot be written"
+    return f"--install-completion: {where}: {reason_of(error)}"
 
 
 def _print_error(sentence: str, code: int) -> int:

@@ -8,16 +8,27 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from starspec.errors import ConfigError
+
+ANOTHER_CACHE: Final = "name a folder of yours in STARSPEC_CACHE"
 Advance = Callable[[str], None]  # called with the name of the step that begins
 
 
 def cache_folder() -> Path:
-    """The folder of starspec's cache: $STARSPEC_CACHE, or ~/.cache/starspec."""
-    return Path(os.environ.get("STARSPEC_CACHE") or "~/.cache/starspec").expanduser()
+    """The folder of starspec's cache: $STARSPEC_CACHE, or ~/.cache/starspec.
+
+    Raises: ConfigError if there is no such home.
+    """
+    path = os.environ.get("STARSPEC_CACHE") or "~/.cache/starspec"
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"there is no home for the cache '{path}': {ANOTHER_CACHE}") from error
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
@@ -29,15 +40,20 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     Args:
         folder: where it is.
         make: fills the empty folder that it is given.
+    Raises: ConfigError if the cache cannot be read or written.
     """
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(folder.name + ".lock")):
+    with _naming_the_cache(folder):
+        if folder.is_dir():
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = folder.with_name(folder.name + ".lock").open("w")
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
             partial = folder.with_name(folder.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
+            with _naming_the_cache(folder):
+                partial.mkdir()
             try:
                 make(partial)
             except BaseException:
@@ -71,7 +87,9 @@ def progress_steps(title: str, num_steps: int) -> Iterator[Advance]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def _naming_the_cache(folder: Path) -> Iterator[None]:
+    """Make a ConfigError of an OSError about the cached folder itself."""
+    try:
         yield
+    except OSError as error:
+        raise ConfigError(f"the cached model '{folder}' cannot be made: {error.strerror}; {ANOTHER_CACHE}") from error

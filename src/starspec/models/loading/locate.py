@@ -35,17 +35,16 @@ def locate(model: str, also: tuple[str, ...] = ()) -> Path:
     """
     path = model_path(model)
     try:
-        if path.is_file():
-            return _from_file(path)
+        is_file = path.is_file()
         if path.is_dir():
             if not (path / "config.json").is_file():
                 raise ModelError(f"folder '{model}' is not a model: it has no config.json")
             return path
-        if _looks_like_path(model):
+        if not is_file and _looks_like_path(model):
             raise ModelError(f"there is no model at '{model}'{_nearest_sibling(path)}")
     except OSError as error:  # a name that is too long, or a folder of others
         raise ModelError(f"'{model}' cannot be read: {error.strerror}") from error
-    return _from_hub(model, HUB_FILES + also)
+    return _from_file(path) if is_file else _from_hub(model, HUB_FILES + also)
 
 
 def model_path(model: str) -> Path:

@@ -24,6 +24,7 @@ from msgspec import Meta
 import starspec.cache
 import starspec.models
 from starspec.config import ModelConfig
+from starspec.errors import ConfigError
 from starspec.models.attention.plan import AttentionMode
 from starspec.models.batch import RowRange
 from starspec.models.loading.cached_folder import cache_folder
@@ -58,7 +59,7 @@ def settle_from_cache(runner: PackedRunner, config: ModelConfig, folder: Path) -
     """
     try:
         path = cache_folder() / "numerics" / f"{_key(runner, config, folder)}.json"
-    except (OSError, RuntimeError):  # no home folder, or the model's folder has disappeared
+    except (OSError, ConfigError):  # no home folder, or the model's folder has disappeared
         settle_numerics(runner)
         return
     finding = _read(path)
