@@ -43,28 +43,30 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def why_no_file(path: Path) -> str | None:
     """Why a file cannot be written there later, as a sentence; None if it can. Makes nothing."""
-    try:
-        if path.is_dir():
-            return f"'{path}' is a folder: give the name of a file"
-        place, has_place = _place_of(path)
-        if why := _why_nothing_below(path, place.parent):
-            return why
-        own = [place] if place.exists() else []
-        beside = [place.parent] if has_place else []  # where the file is written before it takes its place
-        whys = (_why_read_only(path, each) for each in (*own, *beside))
-        return next(filter(None, whys), None) or _why_no_room(path, (own or beside)[0])
-    except OSError as error:
-        return f"'{path}' cannot be written: {error.strerror}"
+    return _why_no_file(path, is_replaced=True)
 
 
 def why_no_log(path: Path) -> str | None:
     """Why lines cannot be appended to a file, as a sentence; None if they can. Makes nothing."""
+    return _why_no_file(path, is_replaced=False)
+
+
+def _why_no_file(path: Path, *, is_replaced: bool) -> str | None:
     try:
-        if path.exists() and not path.is_dir() and not path.is_file():  # a pipe's reader could stop the whole process
+        if path.is_dir():
+            return f"'{path}' is a folder: give the name of a file"
+        place, has_place = _place_of(path)
+        if not (has_place or is_replaced):  # a pipe's reader could stop the whole process
             return f"'{path}' is not a regular file"
-    except OSError:
-        pass  # which is said in the same way of every file
-    return why_no_file(path)
+        if why := _why_nothing_below(path, place.parent):
+            return why
+        own = [place] if place.exists() else []
+        # the folder gets a new file, also one that then takes the place of another
+        beside = [place.parent] if has_place and (is_replaced or not own) else []
+        whys = (_why_read_only(path, each) for each in (*own, *beside))
+        return next(filter(None, whys), None) or _why_no_room(path, (own or beside)[0])
+    except OSError as error:
+        return f"'{path}' cannot be written: {error.strerror}"
 
 
 def why_no_folder(path: Path) -> str | None:

@@ -17,7 +17,7 @@ from starspec.cli import app
 from starspec.errors import OutputError
 from starspec.harness.report import Spread, write_report
 from starspec.observe.trace import Trace
-from starspec.output_files import why_no_file, write_whole
+from starspec.output_files import why_no_file, why_no_log, write_whole
 
 
 def saving_options(group: TyperGroup, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -141,6 +141,13 @@ def test_a_file_is_not_replaced_in_a_folder_that_is_read_only(starspec, tmp_path
     monkeypatch.setattr("os.access", lambda place, _mode: place != tmp_path)  # to root no folder is read-only
     sentence = refusal(starspec("bench", "wire", "--json", str(tmp_path / "result.json")))
     assert f"cannot be written: '{tmp_path}' is read-only" in sentence
+
+
+def test_a_log_is_appended_to_in_a_folder_that_is_read_only(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "audit").write_text("earlier\n")
+    monkeypatch.setattr("os.access", lambda place, _mode: place != tmp_path)
+    assert why_no_log(tmp_path / "audit") is None
+    assert why_no_log(tmp_path / "other") == f"'{tmp_path / 'other'}' cannot be written: '{tmp_path}' is read-only"
 
 
 def test_a_pipe_behind_a_link_is_written_to() -> None:
