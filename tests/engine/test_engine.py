@@ -14,7 +14,7 @@ from late import LANDINGS, LateVerifier
 from msgspec.structs import replace
 from toy import VOCAB_SIZE, HashRunner, WordTokenizer, next_of
 
-from starspec.config import BatchingConfig, TargetConfig
+from starspec.config import BatchingConfig, BatchingMethod, TargetConfig
 from starspec.engine.drafts import NgramDrafts, NoDrafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.sequence import RoundOutput, TargetSequence
@@ -22,7 +22,9 @@ from starspec.errors import ContextTooLong, QueueFull, RequestError
 from starspec.grammars.matcher import FittedDraft
 from starspec.ids import PeerId, RequestId, RequestKey
 from starspec.policy.length.fixed import FixedLength
+from starspec.sampling import draw
 from starspec.sampling.spec import SamplingSpec
+from starspec.speculation import verify
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.speculation.verify import VerifyResult
@@ -406,6 +408,35 @@ def test_a_prompt_that_cannot_be_read_ends_its_own_request_alone() -> None:
     engine.check_integrity()
     (parts,) = finish(engine).values()
     assert [*got, *(token for part in parts for token in part.token_ids)] == plain([1, 2, 3], 12)
+
+
+@pytest.mark.parametrize("method", ["ragged", "rollback"])
+@pytest.mark.parametrize("broken", [("b",), ("a", "c"), ("a", "b", "c")])
+def test_a_request_whose_own_law_fails_ends_alone(broken: tuple[str, ...], method: BatchingMethod, monkeypatch) -> None:
+    def next_token(row, sampling: SamplingSpec, *args: object) -> int:
+        if sampling.seed == 13 and len(args[1].last_output) > 2:
+            raise ValueError("no such law")
+        return draw.next_token(row, sampling, *args)
+
+    monkeypatch.setattr(verify, "next_token", next_token)
+    verifier, config = LocalVerifier(HashRunner(num_rows=3), method), TargetConfig(prefill_chunk=5)
+    engine = TargetEngine(verifier, WordTokenizer(), DRAFTS["half true"](), config, TargetStats())
+    for number, name in enumerate("abc"):
+        law = {"temperature": 1e-9, "seed": 13, "presence_penalty": 1e-9} if name in broken else {}
+        engine.submit(RequestId(name), spec_of([number + 1, 2, 3], 30, **law))
+    got: dict[str, list[EngineOutput]] = {name: [] for name in "abc"}
+    for _ in range(200):
+        try:
+            outputs = engine.step()
+        except ValueError:
+            outputs = engine.fail_step("internal error")
+        for each in outputs.values():
+            got[each.request_id].append(each)
+        engine.check_integrity()
+    for number, (name, parts) in enumerate(got.items()):
+        assert parts[-1].finish_reason == ("error" if name in broken else "length")
+        tokens = [token for part in parts for token in part.token_ids]
+        assert tokens == plain([number + 1, 2, 3], 30)[: len(tokens)]
 
 
 def test_a_round_that_fails_ends_those_that_were_in_it() -> None:

@@ -282,6 +282,7 @@ class TargetEngine:
                 self._finish_round(launched, landed)
 
     def _finish_round(self, launched: LaunchedRound, landed: Landed) -> None:
+        """Raises: the error of a verdict, once the other sequences have theirs."""
         num_tokens = 0
         for sequence, output in self._rounds.finish(launched, landed):
             self._outputs.add(sequence.key, output)
@@ -291,6 +292,11 @@ class TargetEngine:
                 self._trace_answer(sequence)
                 self._requests.release(sequence)
         self._update_rate(num_tokens)
+        told = zip(launched.batch, landed.verdicts, strict=True)
+        failed = {each: verdict.error for each, verdict in told if verdict.error is not None and each.row is not None}
+        if failed:
+            self._at_work = [*failed]
+            raise next(iter(failed.values()))
 
     def _trace_answer(self, sequence: TargetSequence) -> None:
         """From the arrival of its request to its end."""

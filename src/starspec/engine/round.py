@@ -137,13 +137,15 @@ class RoundRunner:
     def finish(self, launched: LaunchedRound, landed: Landed) -> list[tuple[TargetSequence, EngineOutput]]:
         """Commit what landed. Every sequence that has not ended meanwhile gains at least one token, or ends.
 
+        One whose verdict is an error is left out, and has to be ended.
+
         Effects: changes the sequences, their cache rows and the statistics; sends verdicts to the hub.
         """
         batch, round_outputs = [], []
         told = zip(launched.batch, launched.proposals, launched.drafts, launched.flights, landed.verdicts, strict=True)
         for sequence, proposal, draft, flight, verdict in told:
             self.stats.num_stale_windows += flight.is_stale
-            if sequence.row is not None and not flight.is_stale:
+            if sequence.row is not None and not flight.is_stale and verdict.error is None:
                 batch.append(sequence)
                 round_outputs.append(self._commit(sequence, proposal, draft, flight, verdict))
         if not batch:

@@ -209,6 +209,8 @@ class StageWorker:
             each.segment.row: verdict for each, verdict in zip(windows, judge(windows, output, False), strict=True)
         }
         for row, verdict in verdicts.items():
+            if verdict.error is not None:
+                raise verdict.error
             self._laws.extend(row, verdict.result.token_ids)
         return [told(verdicts[row]) if row in verdicts else VerdictOf() for row in of_row]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from starspec.models.runner import ForwardOutput
@@ -11,7 +12,7 @@ from starspec.sampling.logprobs import LikelyTokens, TopLogprobs, top_logprobs
 from starspec.speculation.signals import path_divergences
 from starspec.speculation.verify import VerifyResult, verify_trees
 from starspec.windows.batching import roll_back
-from starspec.windows.window import Verdict, Window
+from starspec.windows.window import Judge, Verdict, Window
 
 Judging = Callable[[Sequence[Window], ForwardOutput, bool], list[Verdict]]
 """`judge`, or what does the same."""
@@ -26,30 +27,56 @@ def judge(windows: Sequence[Window], output: ForwardOutput, commits_evenly: bool
         commits_evenly: cut all verdicts to the length of the shortest one.
     """
     judges = [each.judge for each in windows if each.judge is not None]
-    results = verify_trees(
+    sizes = [each.tree.num_draft_tokens + 1 for each in judges]
+    rows = torch.split(output.logits, sizes)
+    results = _results(judges, output.logits, rows)
+    if commits_evenly:
+        sound = [each for each in results if isinstance(each, VerifyResult)]
+        even = iter(roll_back(sound) if sound else ())
+        results = [next(even) if isinstance(each, VerifyResult) else each for each in results]
+    features = [None] * len(judges) if output.features is None else torch.split(output.features, sizes)
+    return [_verdict(*each) for each in zip(judges, results, rows, features, strict=True)]
+
+
+def _results(judges: Sequence[Judge], logits: Tensor, rows: Sequence[Tensor]) -> list[VerifyResult | Exception]:
+    """What follows each window. If that fails, all are asked alone, so that only those fail whose own law does."""
+    try:
+        return [*_verify(judges, logits)]
+    except Exception:
+        return [_alone(judge, own_rows) for judge, own_rows in zip(judges, rows, strict=True)]
+
+
+def _alone(judge: Judge, rows: Tensor) -> VerifyResult | Exception:
+    try:
+        [result] = _verify([judge], rows)
+    except Exception as error:
+        return error
+    return result
+
+
+def _verify(judges: Sequence[Judge], logits: Tensor) -> list[VerifyResult]:
+    return verify_trees(
         [each.tree for each in judges],
-        output.logits,
+        logits,
         [each.law.sampling for each in judges],
         [each.prefix_len for each in judges],
         [each.counts for each in judges],
         [each.law.relaxation for each in judges],
         [each.constraint for each in judges],
     )
-    if commits_evenly:
-        results = roll_back(results)
-    verdicts, first_row = [], 0
-    for each, result in zip(judges, results, strict=True):
-        rows = slice(first_row, first_row + each.tree.num_draft_tokens + 1)
-        first_row = rows.stop
-        logprobs, divergences = list[TopLogprobs](), tuple[float, ...]()
-        if each.law.num_logprobs is not None:
-            logprobs = _logprobs(result, output.logits[rows], each.law.num_logprobs)
-        if each.tree.tops:
-            divergences = path_divergences(each.tree, result, output.logits[rows])
-        features = None if output.features is None else output.features[rows][list(result.rows)]
-        node_tops = _node_tops(output.logits[rows], each.law.num_node_tops)
-        verdicts.append(Verdict(result, logprobs, divergences, features, node_tops))
-    return verdicts
+
+
+def _verdict(judge: Judge, result: VerifyResult | Exception, logits: Tensor, features: Tensor | None) -> Verdict:
+    """Args: logits, features: of the root and of each node."""
+    if isinstance(result, Exception):
+        return Verdict(VerifyResult((), ()), [], (), None, error=result)
+    logprobs, divergences = list[TopLogprobs](), tuple[float, ...]()
+    if judge.law.num_logprobs is not None:
+        logprobs = _logprobs(result, logits, judge.law.num_logprobs)
+    if judge.tree.tops:
+        divergences = path_divergences(judge.tree, result, logits)
+    kept = None if features is None else features[list(result.rows)]
+    return Verdict(result, logprobs, divergences, kept, _node_tops(logits, judge.law.num_node_tops))
 
 
 def _node_tops(logits: Tensor, num_top: int | None) -> tuple[LikelyTokens, ...]:

@@ -56,8 +56,9 @@ class Window(NamedTuple):
 class Verdict(NamedTuple):
     """The target's answer to one judge."""
 
-    result: VerifyResult
+    result: VerifyResult  # without tokens if there is an error
     logprobs: list[TopLogprobs]  # one for each token of the result; empty if none are wanted
     divergences: tuple[float, ...]  # of the target from the draft, at each position of the path that states one
     features: Tensor | None  # [tokens, F], of the position before each token of the result; None = none are wanted
     node_tops: tuple[LikelyTokens, ...] = ()  # after the root and after each node, if they are wanted
+    error: Exception | None = None  # why this judge has no answer; its request ends, and the others of its round go on
