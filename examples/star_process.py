@@ -29,7 +29,8 @@ def star(model: Path, draft: Sequence[str], num_targets: int) -> Iterator[dict[s
     """
     with tempfile.TemporaryDirectory() as folder:
         ready_file, log = Path(folder, "ready.json"), Path(folder, "up.log")
-        command = [sys.executable, "-m", "starspec", "up", "--port", "0", "--no-table", "--ready-file", str(ready_file)]
+        command = [sys.executable, "-P", "-m", "starspec", "up", "--port", "0", "--no-table"]
+        command += ["--ready-file", str(ready_file)]
         command += ["--target", str(model), "--targets", str(num_targets), "--max-num-seqs", "8"]
         command += [*draft, "--max-model-len", "1024"]
         with log.open("wb") as output:

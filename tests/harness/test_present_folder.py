@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import starspec
 import starspec.cli
 from starspec.__main__ import main
 from starspec.config import GatewayConfig, ModelConfig, TargetConfig
@@ -18,6 +17,7 @@ from starspec.grammars.trial import Trial
 from starspec.sampling.grammar import GrammarSpec
 from starspec.supervise.star import StarConfig, StarPorts, star_specs
 
+PROJECT = Path(__file__).parents[2]
 IMPORTED = (
     "queue",
     "json",
@@ -77,10 +77,10 @@ def _start_one() -> None:
 
 
 def test_every_command_that_names_this_interpreter_leaves_the_present_folder_out() -> None:
-    root = Path(starspec.__file__).parent
     lists = [
         each
-        for path in root.rglob("*.py")
+        for folder in ("src", "examples", "benchmarks")
+        for path in (PROJECT / folder).rglob("*.py")
         for each in ast.walk(ast.parse(path.read_text()))
         if isinstance(each, ast.List | ast.Tuple) and each.elts and ast.unparse(each.elts[0]) == "sys.executable"
     ]
