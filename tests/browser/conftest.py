@@ -49,7 +49,7 @@ class RunningStar:
 
     def children(self, command: str) -> list[psutil.Process]:
         """Those that run this command, in the order of their starts."""
-        return [each for each in self.process.children() if each.cmdline()[3:5] == ["child", command]]
+        return [each for each in self.process.children() if each.cmdline()[-3:-1] == ["child", command]]
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=LIMIT_S, trust_env=False)

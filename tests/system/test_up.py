@@ -58,7 +58,7 @@ class Up:
 
     def child(self, command: str) -> psutil.Process | None:
         """The child that runs this command, if it runs."""
-        children = [each for each in self.process.children() if each.cmdline()[3:5] == ["child", command]]
+        children = [each for each in self.process.children() if each.cmdline()[-3:-1] == ["child", command]]
         return children[0] if children else None
 
     def end(self, number: signal.Signals) -> int:
