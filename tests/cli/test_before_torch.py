@@ -414,7 +414,8 @@ def test_characters_that_an_output_lacks_are_escaped() -> None:
 
 def test_completion_that_cannot_be_installed_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
-    command = [sys.executable, "-m", "starspec", "--install-completion", "bash"]
+    # for the shell that it is a child of
+    command = ["bash", "-c", '"$0" -m starspec --install-completion; exit $?', sys.executable]
     environment = {**os.environ, "HOME": str(tmp_path / "home")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     (sentence,) = done.stderr.splitlines()
