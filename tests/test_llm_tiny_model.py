@@ -140,7 +140,7 @@ def test_rounds_without_drafts_cost_no_acceptance_afterwards(folder: Path) -> No
         token_ids += [token_id for output in engine.step().values() for token_id in output.token_ids]
     drafts.shutdown()
     assert token_ids == plain.outputs[0].token_ids
-    assert 2 <= stats.acceptance.num_drafts < 60 / 5  # with drafts in every round it would be 60 / 5
+    assert 5 <= stats.acceptance.num_drafts < 60 / 5  # with drafts in every round it would be 60 / 5
     assert stats.acceptance.num_accepted_tokens == stats.acceptance.num_draft_tokens
 
 
