@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from math import log
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 
 import pytest
 
+from starspec.bench.batch.measure import measure_batch
 from starspec.bench.batch.methods import MethodRun
+from starspec.bench.batch.plan import BatchPlan
 from starspec.bench.batch.serving import Served
 from starspec.bench.length import real_pair, signals
 from starspec.bench.length.categories import by_category
@@ -240,10 +243,23 @@ def test_a_file_of_one_category_is_a_category_and_others_have_several() -> None:
         by_category(files, ("rak",))
 
 
-def test_prompts_that_are_all_too_long_are_refused_by_name(tiny_folder: Path) -> None:
-    models = {"draft": models_of(str(tiny_folder), str(tiny_folder))}
-    with pytest.raises(ConfigError, match="category 'coding': no prompt has at most 1 tokens"):
-        measure_real_pair(models, FILES, replace(PLAN, max_prompt_tokens=1), lambda what, num: None)
+@pytest.fixture
+def without_weights(tiny_folder: Path, tmp_path: Path) -> str:
+    return str(copytree(tiny_folder, tmp_path / "model", ignore=ignore_patterns("*.safetensors")))
+
+
+def test_a_category_whose_prompts_are_all_too_long_is_refused_before_weights_are_read(without_weights: str) -> None:
+    models = {"draft": models_of(without_weights, without_weights)}
+    long = [Prompt(f"long/{number}", "long", "word " * 400) for number in range(2)]
+    plan = replace(PLAN, categories=("coding", "long"), max_prompt_tokens=300)
+    with pytest.raises(ConfigError, match="category 'long': no prompt has at most 300 tokens"):
+        measure_real_pair(models, FILES | {"long": long}, plan, lambda what, num: None)
+
+
+def test_a_batch_whose_prompts_are_all_too_long_is_refused_before_weights_are_read(without_weights: str) -> None:
+    plan = BatchPlan(max_prompt_tokens=1)
+    with pytest.raises(ConfigError, match="no prompt has at most 1 tokens"):
+        measure_batch(models_of(without_weights, without_weights), own_prompts(), plan, lambda what, num: None)
 
 
 def test_the_estimate_counts_all_rounds_of_all_rivals() -> None:

@@ -42,7 +42,7 @@ from starspec.config import FIXED_LENGTH, ModelConfig, SpeculativeConfig
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
 from starspec.harness.cut_target import CutTarget
-from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
+from starspec.harness.datasets import Prompt, fitting_prompts, hash_prompts, spread
 from starspec.harness.provenance import Provenance, collect_provenance
 from starspec.harness.table import Block
 from starspec.harness.workbench import Workbench
@@ -248,7 +248,7 @@ def short_prompts(
     """`num` prompts of at most `max_tokens` tokens, in equal shares from each file, one file after the other."""
     chosen: list[Prompt] = []
     for index, prompts in enumerate(prompt_files):
-        short = [each for each in prompts if len(prompt_token_ids(bench.tokenizer, each)) <= max_tokens]
+        short = fitting_prompts(bench.tokenizer, prompts, max_tokens)
         num_left = len(prompt_files) - index
         chosen += spread(short, -(-(num - len(chosen)) // num_left))
     return chosen

@@ -19,7 +19,7 @@ from starspec.bench.lossless import (
 from starspec.config import BatchingConfig, Dtype, ModelConfig, SpeculativeConfig
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
-from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids
+from starspec.harness.datasets import Prompt, fitting_prompts, hash_prompts
 from starspec.harness.provenance import Provenance, collect_provenance
 from starspec.harness.table import Block
 from starspec.harness.workbench import GREEDY, Sampling, Workbench
@@ -80,7 +80,7 @@ def verify_pair(
         )
     bench = Workbench(target, speculative)
     longest = bench.runner.info.max_model_len - max_tokens
-    fitting = [each for each in prompts if len(prompt_token_ids(bench.tokenizer, each)) <= longest]
+    fitting = fitting_prompts(bench.tokenizer, prompts, longest)
     if not fitting:
         raise ConfigError(
             f"none of the {len(prompts)} prompts has at most {longest} tokens, which leaves room for {max_tokens} "

@@ -81,6 +81,15 @@ def prompt_token_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
     return prompt_ids_of_chat(tokenizer, [{"role": "user", "content": prompt.text}])
 
 
+def fitting_prompts(tokenizer: Any, prompts: Sequence[Prompt], max_tokens: int) -> list[Prompt]:
+    """The prompts of at most `max_tokens` tokens, in their order.
+
+    Args:
+        tokenizer: the target's.
+    """
+    return [each for each in prompts if len(prompt_token_ids(tokenizer, each)) <= max_tokens]
+
+
 def hash_prompts(prompts: Sequence[Prompt]) -> str:
     """A hash of names, texts and categories that matter, for receipts and for resumed work."""
     digest = hashlib.sha256()

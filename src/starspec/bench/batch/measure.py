@@ -16,7 +16,7 @@ from starspec.bench.batch.serving import poisson_arrivals
 from starspec.engine.drafts import Drafts, NoDrafts
 from starspec.errors import ConfigError
 from starspec.harness.compare import NEAR_TIE, divergences
-from starspec.harness.datasets import Prompt, prompt_token_ids, spread
+from starspec.harness.datasets import Prompt, fitting_prompts, spread
 from starspec.harness.decode import Advance, Job
 from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.model_pair import ModelPair
@@ -24,6 +24,7 @@ from starspec.harness.provenance import collect_provenance, hash_token_ids
 from starspec.harness.report import Spread
 from starspec.harness.workbench import Sampling, Workbench
 from starspec.local_star import LocalHub
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.policy.length.make import make_policy
 from starspec.stats import TargetStats
 
@@ -96,13 +97,14 @@ class _Bench:
 def measure_batch(models: ModelPair, prompts: Sequence[Prompt], plan: BatchPlan, advance: Advance) -> BatchReport:
     """Load the pair, decode plainly at batch size 1 for reference, then run all methods in turns.
 
-    Raises: ConfigError if no prompt is short enough, or the model does not support a batching method; ModelError;
+    Raises: ConfigError, before weights are read if no prompt is short enough, or if the model does not support a batching method; ModelError;
         VocabularyMismatch.
     """
     advance("loading", None)
+    fitting = _fitting(load_tokenizer(models.target), prompts, plan)
     methods = plan.of_all_sizes()
     bench = _Bench(models, plan, methods)
-    jobs, num_fitting = _jobs(bench.workbench, prompts, plan)
+    jobs = _jobs(bench.workbench, fitting, plan)
     advance("decoding", 2 + len(methods) * plan.num_repeats * (2 if plan.load else 1))
     _warm_up(bench, methods, jobs)
     advance("plain, alone", None)
@@ -143,7 +145,7 @@ def measure_batch(models: ModelPair, prompts: Sequence[Prompt], plan: BatchPlan,
         load=plan.load,
         context=plan.context,
         max_prompt_tokens=plan.max_prompt_tokens if plan.context is None else None,
-        num_left_out=len(prompts) - num_fitting,
+        num_left_out=len(prompts) - len(fitting),
         prompt_tokens=Spread.of([len(job.prompt_token_ids) for job in jobs]),
         temperature=plan.temperature,
         max_tokens=plan.max_tokens,
@@ -152,25 +154,29 @@ def measure_batch(models: ModelPair, prompts: Sequence[Prompt], plan: BatchPlan,
     )
 
 
-def _jobs(bench: Workbench, prompts: Sequence[Prompt], plan: BatchPlan) -> tuple[list[Job], int]:
-    """The requests, and the number of prompts that they were chosen from."""
-    fitting = prompts
-    if plan.context is None:
-        fitting = [each for each in prompts if len(prompt_token_ids(bench.tokenizer, each)) <= plan.max_prompt_tokens]
+def _fitting(tokenizer: Any, prompts: Sequence[Prompt], plan: BatchPlan) -> Sequence[Prompt]:
+    """The prompts that requests are chosen from. Raises: ConfigError if there are none."""
+    if plan.context is not None:
+        return prompts
+    fitting = fitting_prompts(tokenizer, prompts, plan.max_prompt_tokens)
     if not fitting:
         raise ConfigError(
             f"no prompt has at most {plan.max_prompt_tokens} tokens (--max-prompt-tokens), and longer ones are left "
             "out; a context (--context) takes any"
         )
+    return fitting
+
+
+def _jobs(bench: Workbench, fitting: Sequence[Prompt], plan: BatchPlan) -> list[Job]:
     sampling = Sampling(temperature=plan.temperature)
     chosen = spread(fitting, plan.num_asked)
     if plan.is_multi_turn:
         longest = plan.max_prompt_tokens
-        return conversation_jobs(bench, chosen, sampling, plan.max_tokens, longest)[: plan.num_asked], len(fitting)
+        return conversation_jobs(bench, chosen, sampling, plan.max_tokens, longest)[: plan.num_asked]
     jobs = bench.jobs(chosen, sampling, plan.max_tokens)
     if plan.context is not None:
         jobs = of_context(jobs, bench.jobs(fitting, sampling, plan.max_tokens), plan.context)
-    return of_one_length(jobs) if plan.is_one_length else jobs, len(fitting)
+    return of_one_length(jobs) if plan.is_one_length else jobs
 
 
 def of_context(jobs: Sequence[Job], others: Sequence[Job], num_tokens: int) -> list[Job]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
+from typing import Any
 
 from starspec.config import nearest
 from starspec.errors import ConfigError
-from starspec.harness.datasets import Prompt, prompt_token_ids, spread
-from starspec.harness.decode import Job
-from starspec.harness.workbench import Sampling, Workbench
+from starspec.harness.datasets import Prompt, fitting_prompts, spread
 
 
 def by_category(files: Mapping[str, Sequence[Prompt]], wanted: Sequence[str] = ()) -> dict[str, list[Prompt]]:
@@ -34,21 +33,25 @@ def by_category(files: Mapping[str, Sequence[Prompt]], wanted: Sequence[str] = (
     return {name: found[name] for name in wanted or found}
 
 
-def jobs_of(
-    bench: Workbench, name: str, prompts: Sequence[Prompt], num: int, temperature: float, max_lengths: tuple[int, int]
-) -> list[Job]:
-    """`num` requests of a category, evenly spread over its prompts. Prompts repeat, with other seeds, if it has fewer.
+def fitting_in(
+    tokenizer: Any, categories: Mapping[str, Sequence[Prompt]], max_prompt_tokens: int
+) -> dict[str, list[Prompt]]:
+    """The categories with the prompts that are short enough.
 
     Args:
-        max_lengths: tokens of a prompt, at most (longer prompts are left out), and of an answer.
-    Raises: ConfigError if no prompt is short enough.
+        tokenizer: the target's.
+    Raises: ConfigError naming a category that has none.
     """
-    max_prompt_tokens, max_tokens = max_lengths
-    fitting = [each for each in prompts if len(prompt_token_ids(bench.tokenizer, each)) <= max_prompt_tokens]
-    if not fitting:
-        raise ConfigError(
-            f"category '{name}': no prompt has at most {max_prompt_tokens} tokens (--max-prompt-tokens), and longer "
-            "ones are left out; raise that, or name other --categories"
-        )
-    chosen = list(islice(cycle(spread(fitting, num)), num))
-    return bench.jobs(chosen, Sampling(temperature=temperature), max_tokens)
+    fitting = {name: fitting_prompts(tokenizer, prompts, max_prompt_tokens) for name, prompts in categories.items()}
+    for name, prompts in fitting.items():
+        if not prompts:
+            raise ConfigError(
+                f"category '{name}': no prompt has at most {max_prompt_tokens} tokens (--max-prompt-tokens), and "
+                "longer ones are left out; raise that, or name other --categories"
+            )
+    return fitting
+
+
+def spread_repeated(prompts: Sequence[Prompt], num: int) -> list[Prompt]:
+    """`num` of the prompts, evenly over all. They repeat if there are fewer."""
+    return list(islice(cycle(spread(prompts, num)), num))

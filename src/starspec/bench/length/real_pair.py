@@ -16,7 +16,7 @@ from typing import Final
 
 from starspec.bench.batch.methods import MethodRun, run_method
 from starspec.bench.batch.plan import BatchMethod
-from starspec.bench.length.categories import by_category, jobs_of
+from starspec.bench.length.categories import by_category, fitting_in, spread_repeated
 from starspec.bench.length.real_plan import WARM_SHARE, RealPlan
 from starspec.bench.length.real_rows import Cell, RealReport, RivalRow, ratios_of, rival_rows
 from starspec.bench.length.rivals import PLAIN, Rival, default_rival, rivals_at
@@ -39,8 +39,9 @@ from starspec.harness.decode import Advance, Job, JobResult, decode, make_engine
 from starspec.harness.known_prompts import KnownPrompts
 from starspec.harness.model_pair import ModelPair
 from starspec.harness.provenance import collect_provenance
-from starspec.harness.workbench import Workbench
+from starspec.harness.workbench import Sampling, Workbench
 from starspec.local_star import NO_DEADLINE_S, LocalHub, check_drafts
+from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.policy.length.fixed import FixedLength
 from starspec.policy.length.make import make_policy
 from starspec.stats import TargetStats
@@ -82,11 +83,11 @@ class _Bench:
         self.known = KnownPrompts()
         self._references = {}
 
-    def jobs(self, category: str, prompts: Sequence[Prompt], temperature: float) -> list[Job]:
-        """As many requests as the cell with most of them has; others have the first of these."""
-        plan = self.plan
-        lengths = plan.max_prompt_tokens, plan.max_tokens
-        return jobs_of(self.workbench, category, prompts, plan.most_jobs, temperature, lengths)
+    def jobs(self, prompts: Sequence[Prompt], temperature: float) -> list[Job]:
+        """As many requests as the cell with most of them has; others have the first of these. A prompt that repeats
+        has another seed."""
+        chosen = spread_repeated(prompts, self.plan.most_jobs)
+        return self.workbench.jobs(chosen, Sampling(temperature=temperature), self.plan.max_tokens)
 
     @contextmanager
     def contestants(self, cell: Cell) -> Iterator[dict[Rival, Drafts]]:
@@ -149,10 +150,12 @@ def measure_real_pair(
     Args:
         drafters: name -> the target with this draft; all have the same target.
         files: name -> prompts.
-    Raises: ConfigError; ModelError; VocabularyMismatch.
+    Raises: ConfigError, before weights are read if no prompt of a category is short enough; ModelError;
+        VocabularyMismatch.
     """
-    categories = by_category(files, plan.categories)
     advance("loading", None)
+    tokenizer = load_tokenizer(next(iter(drafters.values())).target)
+    categories = fitting_in(tokenizer, by_category(files, plan.categories), plan.max_prompt_tokens)
     bench = _Bench(drafters, plan)
     num_kinds = len(categories) * len(drafters)
     estimated_s = plan.estimate_s(_plain_rounds_s(bench, categories), num_kinds)
@@ -204,7 +207,7 @@ class _Run:
             for category, prompts in categories.items():
                 self._bench.begin_category()
                 for temperature in self._bench.plan.temperatures:
-                    jobs = self._bench.jobs(category, prompts, temperature)
+                    jobs = self._bench.jobs(prompts, temperature)
                     for drafter in self._bench.drafters:
                         self._cells(drafter, category, temperature, jobs, advance)
         except KeyboardInterrupt:
@@ -247,7 +250,7 @@ def _run_cell(bench: _Bench, cell: Cell, jobs: Sequence[Job], advance: Callable[
 def _plain_rounds_s(bench: _Bench, categories: Mapping[str, Sequence[Prompt]]) -> dict[int, float]:
     """Batch size -> seconds of a plain round, over a few tokens of the first category."""
     plan = bench.plan
-    jobs = [replace(job, max_tokens=PROBE_TOKENS) for job in bench.jobs(*next(iter(categories.items())), 0.0)]
+    jobs = [replace(job, max_tokens=PROBE_TOKENS) for job in bench.jobs(next(iter(categories.values())), 0.0)]
     stats = {
         size: bench.run(Rival(PLAIN), NoDrafts(), size, jobs[: plan.num_jobs(size)]).stats
         for size in plan.all_batch_sizes
