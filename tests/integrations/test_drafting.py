@@ -190,6 +190,44 @@ def test_on_shared_cores_a_hub_prefills_only_what_drafts_make_good() -> None:
     assert found[-1] == 4, "prefill became cheap, and answers long"
 
 
+def test_a_hub_that_was_lost_and_comes_back_to_shared_cores_prefills_no_more_than_before() -> None:
+    alone = ToyVllm(fallback="none")
+    alone.hub.kill()
+    alone_s, _ = seconds_and_opens(alone, 30)
+    shared = ToyVllm()
+    shared.hub.prefill_token_s = 0.01
+    learning = [seconds_and_opens(shared, 30) for _ in range(6)]
+    assert learning[0][1] == 4
+    shared.hub.kill()
+    shared.drafter.maintain()
+    shared.hub.revive()
+    took_s, num_opens = seconds_and_opens(shared, 30)
+    assert num_opens <= 1, "no more than a probe"
+    assert took_s <= 1.1 * alone_s
+
+
+def test_the_first_of_a_batch_wait_for_the_others_before_their_prompts_are_prefilled() -> None:
+    """Requests that are sent together begin one step after another. Drafts pay for the first, but not for all."""
+    vllm = ToyVllm(token_s=0.004)
+    vllm.hub.prefill_token_s = 0.002
+
+    def opens_of(*sizes: int) -> int:
+        vllm.drafter.maintain()
+        before = vllm.hub.num_opens
+        for num in sizes:
+            for n in range(num):
+                vllm.submit([(31 * n + each) % VOCAB_SIZE for each in range(100)], 60)
+            vllm.step()
+        vllm.run()
+        vllm.rest(3.0)
+        return vllm.hub.num_opens - before
+
+    assert [opens_of(1) for _ in range(4)] == [1, 1, 1, 1]
+    assert max(opens_of(8) for _ in range(4)) <= 1, "no more than a probe"
+    assert max(opens_of(3, 5) for _ in range(4)) <= 1
+    assert opens_of(1) == 1
+
+
 def test_what_a_long_prompt_costs_keeps_no_short_one_from_the_hub() -> None:
     vllm = ToyVllm(token_s=0.002)
     vllm.hub.prefill_token_s = 0.02
@@ -1182,18 +1220,20 @@ def test_a_token_function_of_all_before_makes_wrong_tags_show() -> None:
     assert next_of([1, 2, 3]) != next_of([2, 2, 3])
 
 
-def test_a_hub_that_is_lost_is_forgotten_with_its_record_and_nothing_else_is() -> None:
+def test_of_a_hub_that_is_lost_only_what_prefill_cost_stays_known() -> None:
     vllm = ToyVllm()
     vllm.submit(PROMPT, 60)
     for _ in range(20):
         vllm.step()
     lessons, step_cost = vllm.client.lessons, vllm.drafter.costs.steps
+    prefill_s = vllm.drafter.costs.prefill.seconds(100)
     assert lessons.counts.num_sent
+    assert prefill_s
     assert lessons.acceptance.rate != Acceptance().rate
     vllm.hub.kill()
     vllm.drafter.maintain()
     costs = vllm.drafter.costs
     assert vllm.client.lessons is not lessons
-    assert (costs.rounds.cost, costs.prefill.seconds(100)) == (NO_WAIT, 0.0)
+    assert (costs.rounds.cost, costs.prefill.seconds(100)) == (NO_WAIT, prefill_s)
     assert vllm.client.lessons.acceptance.rate == Acceptance().rate
     assert costs.steps is step_cost, "what the server's own steps take is no lesson about a hub"

@@ -344,7 +344,7 @@ class HubConnection:
     def _lose(self) -> None:
         """Forget the hub: everything about it is in `record` and in the tags."""
         self._liveness.lose(self._clock())
-        self.record = HubRecord()
+        self.record = self.record.after_loss()
         for tag in self.tags.values():
             tag.forget_hub()
 

@@ -14,7 +14,7 @@ from starspec.policy.reopening import HubRoom
 class HubRecord:
     """What this target has learnt about one hub.
 
-    The connection begins a new record when it loses the hub. Apart from that, only `forget_rounds` forgets anything.
+    The connection takes `after_loss` when it loses the hub. Apart from that, only `forget_rounds` forgets anything.
     """
 
     patience: Patience = field(default_factory=Patience)  # with the hub as a whole
@@ -26,3 +26,7 @@ class HubRecord:
         """Forget what rounds took: a pause begins, and after it the hub may be faster."""
         self.rounds = RecentRounds()
         self.lessons.forget_rounds()
+
+    def after_loss(self) -> HubRecord:
+        """The record of the hub that comes back, perhaps another one: all of it is new but what prefill costs."""
+        return HubRecord(lessons=self.lessons.after_loss())

@@ -37,7 +37,7 @@ class _History:
     divergence: DivergenceHistory = field(default_factory=DivergenceHistory)
     stop_threshold: StopThreshold = field(default_factory=StopThreshold)
     choice: Choice = OFF  # the last one
-    is_new: bool = True  # no round has shown anything yet
+    is_new: bool = True  # it was in no round yet
 
 
 class DraftLengths:
@@ -128,9 +128,9 @@ class DraftLengths:
         history = self._history(sequence)
         num_steps, num_accepted = (added.num_steps, added.num_accepted) if num_requested else (0, 0)
         history.acceptance.add(num_steps, num_accepted, num_requested)
+        history.is_new = False
         if num_steps:
             history.usual.add(num_steps, num_accepted, num_requested)
-            history.is_new = False
             history.divergence.add_round(added.divergences, num_accepted)
             history.stop_threshold.add_round(num_steps, num_accepted)
 

@@ -98,6 +98,7 @@ class _Round:
     def _lengths(self) -> list[int]:
         """Draft steps of each sequence."""
         self._trials.pass_time(self._plain_s() if self._costs.steps else 0.0, self._now_s)
+        self._trials.note_sequences(self._num)
         if not self._costs.steps:
             return self._first_lengths()
         if not self._num_others:
@@ -159,7 +160,8 @@ class _Round:
         The first decision is about all sequences that need prefill together. If their prefill does not pay, the next
         decision is about the shorter half of them, and so on.
         """
-        limits, chosen = self._limits, self._weigh(self._limits, min_gain)
+        limits = most = self._without_newcomers(self._limits)
+        chosen = self._weigh(limits, min_gain)
         if not self._unheld(chosen.lengths):
             return limits, chosen
         held_limits = self._deferred(limits)
@@ -174,9 +176,21 @@ class _Round:
             if self._pays_prefill(num_tokens, chosen, held):
                 break
             unheld = unheld[: len(unheld) // 2]
-            limits = [limit if index in unheld else held_limits[index] for index, limit in enumerate(self._limits)]
+            limits = [limit if index in unheld else held_limits[index] for index, limit in enumerate(most)]
             chosen = self._weigh(limits, min_gain) if unheld else held
         return limits, chosen
+
+    def _without_newcomers(self, limits: Sequence[int]) -> Sequence[int]:
+        """The limits, but 0 for sequences in their first round, if rounds were larger lately and prefill is dear.
+
+        Requests that are sent together begin within a few rounds of each other. Prefill that pays for the first of them
+        may not pay in the batch that they make, and one round without drafts costs less.
+        """
+        newcomers = [index for index in self._unheld(limits) if self._sequences[index].is_new]
+        prefill_s = self._costs.prefill.seconds(sum(self._sequences[index].num_to_prefill for index in newcomers))
+        if self._num >= round(self._trials.num_lately) or prefill_s <= self._plain_s():
+            return limits
+        return [0 if index in newcomers else limit for index, limit in enumerate(limits)]
 
     def _unheld(self, lengths: Sequence[int]) -> list[int]:
         """Indices of the sequences with drafts that a hub would have to prefill, and that did not ask for drafts."""

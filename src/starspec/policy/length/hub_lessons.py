@@ -49,6 +49,15 @@ class HubLessons:
         """Forget what rounds took."""
         self.rounds = RoundTimes()
 
+    def after_loss(self) -> HubLessons:
+        """What holds of a hub that comes back: what prefill costs the target.
+
+        Whether it is the same hub is not known, and trials will show what it takes. But all prompts of the open
+        requests wait for it, so to learn anew what they cost could cost more than its drafts would save.
+        """
+        self.prefill.drop()
+        return HubLessons(prefill=self.prefill)
+
     def note_round(self, round_: Round) -> None:
         """A wait for proposals, beside which the hub had nothing to prefill."""
         self.rounds.add(round_)

@@ -87,6 +87,10 @@ class PrefillCost:
             self._token_s.add(self._lost_s, self._num_done)
         self._begin()
 
+    def drop(self) -> None:
+        """The hub was lost. What it had not answered to says nothing."""
+        self._begin()
+
     def seconds(self, num_tokens: int) -> float:
         """Seconds that the target loses if the hub is sent so many tokens to prefill.
 

@@ -16,6 +16,7 @@ from typing import Final
 
 SHARE: Final = 0.007  # of the time: what trials may cost in all
 CREDIT_ROUNDS: Final = 2.0  # plain rounds: what the first trials may cost, before there was any time
+LATELY_FADE: Final = 0.99  # of the sequences of the largest round, with each later one
 LONGEST_ROUND: Final = 32.0  # plain rounds: what takes longer is a pause, and pauses are no time that trials share
 
 
@@ -28,6 +29,7 @@ class Trials:
         self._spent_s = 0.0
         self._unsettled: tuple[float, float] | None = None  # when a trial was made, and what may be given back of it
         self._num_deferred = 0  # rounds in a row
+        self.num_lately = 0.0  # sequences of the largest round lately
         self.was_drafting = False  # whether the last round drafted because that seemed best
         self.deepest = 0  # draft steps that were asked for
         self.num_probing = 0  # sequences whose probe of the last round may go on in this one
@@ -43,6 +45,10 @@ class Trials:
         if self._last_s is not None:
             self._earned_s += SHARE * min(now - self._last_s, LONGEST_ROUND * plain_s)
         self._last_s = now
+
+    def note_sequences(self, num: int) -> None:
+        """The round has so many sequences. Call it once a round."""
+        self.num_lately = max(float(num), LATELY_FADE * self.num_lately)
 
     def allows(self, cost_s: float, plain_s: float) -> bool:
         """Whether a trial that is expected to cost so much may be made.
