@@ -38,7 +38,9 @@ from starspec.speculation.budget import NO_DRAFT, DraftBudget
 def test_tree_keys_mean_what_they_mean_in_sglang(values: dict, budget: DraftBudget) -> None:
     is_goodput = "length" not in values and budget.num_draft_tokens > 0
     doubt = budget.p_min or (DOUBT if is_goodput else 0.0)  # the policy's, unless it is given
-    assert SpeculativeConfig.from_mapping(values).budget == replace(budget, p_min=doubt)
+    # from the log-probabilities of its nodes, goodput learns how large a tree pays
+    expected = replace(budget, p_min=doubt, has_logprobs=is_goodput and not budget.is_chain)
+    assert SpeculativeConfig.from_mapping(values).budget == expected
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from starspec.hub import growing_tree
 from starspec.hub.growing_tree import GrowingTree
 from starspec.hub.tree_nodes import Children, DraftToken
 from starspec.speculation.budget import DraftBudget, TopKSpec
+from starspec.speculation.signals import places_of
 from starspec.speculation.tree import ROOT, DraftTree, Drawing, DrawnCandidates, TopTokens
 
 END = 9
@@ -226,6 +227,35 @@ def test_a_proposal_states_what_was_asked_for_of_its_own_nodes() -> None:
     assert tree.copy().best(budget).tops == tree.best(budget).tops
     plain = tree.best(DraftBudget.chain(2))
     assert (plain.logprobs, plain.tops) == ((), {})
+
+
+def grow_unlike(budget: DraftBudget, seed: int) -> GrowingTree:
+    """A tree of which no two nodes are as likely as each other."""
+    tree = GrowingTree()
+    while nodes := tree.to_forward(budget):
+        for node in nodes:
+            chance = random.Random(repr((seed, tree.path(node))))
+            likely = sorted((chance.uniform(-3.0, -0.01) for _ in range(budget.top_k)), reverse=True)
+            tokens = [DraftToken(token, each) for token, each in enumerate(likely)]
+            tree.expand(node, Children(tokens), budget.top_k_spec)
+    return tree
+
+
+@given(
+    st.builds(DraftBudget, st.integers(1, 30), st.integers(1, 5), st.integers(2, 4)),
+    st.integers(1, 30),
+    st.integers(0, 999),
+)
+def test_a_proposal_of_fewer_nodes_is_the_likeliest_part_of_a_larger_one(
+    budget: DraftBudget, num_nodes: int, seed: int
+) -> None:
+    """So a target that verifies the larger one knows what the smaller one would have gained."""
+    larger = replace(budget, has_logprobs=True)
+    smaller = replace(larger, num_draft_tokens=min(num_nodes, budget.num_draft_tokens))
+    proposed, part = grow_unlike(larger, seed).best(larger), grow_unlike(smaller, seed).best(smaller)
+    places = places_of(range(proposed.num_draft_tokens), proposed)
+    likeliest = {path for path, place in zip(paths(proposed), places, strict=True) if place < smaller.num_draft_tokens}
+    assert set(paths(part)) == likeliest
 
 
 def test_a_looked_up_chain_has_no_probabilities_to_state() -> None:

@@ -16,6 +16,7 @@ from starspec.policy.length.by_request import ByRequest
 from starspec.policy.length.dsde import Dsde
 from starspec.policy.length.fixed import FixedLength
 from starspec.policy.length.goodput import Goodput
+from starspec.policy.length.node_gains import NodeGains
 from starspec.policy.length.snapshot import Choice, LengthPolicy, RoundSnapshot
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
@@ -23,6 +24,7 @@ from starspec.speculation.budget import DraftBudget
 NUM_PROMPTS = 200
 NUM_TOKENS = 16
 CHAIN, TREE = DraftBudget.chain(5), DraftBudget(num_draft_tokens=9, num_steps=4, top_k=2)
+STATED_TREE = replace(TREE, has_logprobs=True)
 SAMPLINGS = (
     SamplingSpec(temperature=0.0),
     SamplingSpec(temperature=1.0),
@@ -84,7 +86,7 @@ def test_erratic_lengths_change_no_token(plain: Sequence[list[int]], budget: Dra
 
 @pytest.mark.parametrize(
     ("make_policy", "budget"),
-    [(Goodput, CHAIN), (Goodput, TREE), (AdaEdl, CHAIN), (stating, CHAIN), (stating, TREE)],
+    [(Goodput, CHAIN), (Goodput, STATED_TREE), (AdaEdl, CHAIN), (stating, CHAIN), (stating, TREE)],
     ids=["goodput, chain", "goodput, tree", "adaedl", "dsde, chain", "dsde, tree"],
 )
 def test_policies_change_no_token(
@@ -95,6 +97,24 @@ def test_policies_change_no_token(
     answers = decode(engine, jobs(num), batch_size=4)
     assert [each.token_ids for each in answers] == list(plain[:num])
     assert sum(engine.stats.lengths.num_by_length) > num
+
+
+def test_which_nodes_of_trees_are_accepted_is_learnt() -> None:
+    known: list[NodeGains | None] = []
+
+    class Watched(FixedLength):
+        def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
+            known.append(snapshot.nodes)
+            return super().choose(snapshot)
+
+    engine = make_star(STATED_TREE, 4, "coupled", make_policy=Watched).engine
+    decode(engine, jobs(NUM_PROMPTS // 4), batch_size=4)
+    acceptance, nodes = engine.stats.acceptance, known[-1]
+    assert nodes is not None
+    rates = nodes.rates(TREE.num_draft_tokens)
+    per_draft = acceptance.num_accepted_tokens / acceptance.num_drafts
+    assert sum(rates) == pytest.approx(per_draft, rel=0.35), "of the last drafts, and with the prior"
+    assert rates[0] > 2 * rates[-1]
 
 
 def test_requests_with_policies_of_their_own_in_one_batch_change_no_token(plain: Sequence[list[int]]) -> None:

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starspec.speculation.signals import MIN_PROB, divergences, entropies, top_tokens
-from starspec.speculation.tree import TopTokens
+from starspec.speculation.signals import MIN_PROB, divergences, entropies, places_of, top_tokens
+from starspec.speculation.tree import ROOT, DraftTree, TopTokens
 
 
 def exact(target: torch.Tensor, draft: torch.Tensor) -> list[float]:
@@ -82,3 +82,18 @@ def test_entropy_is_the_log_of_equally_likely_tokens() -> None:
 
 def test_no_rows_are_no_divergences() -> None:
     assert divergences(torch.empty(0, 5), []) == []
+
+
+def test_places_go_from_the_likeliest_path_to_the_least_likely_one() -> None:
+    #   committed ── 0: 0.6 ── 1: 0.5 (0.3)
+    #             └─ 2: 0.4 ── 3: 0.9 (0.36)
+    probs = (0.6, 0.5, 0.4, 0.9)
+    tree = DraftTree((1, 2, 3, 4), (ROOT, 0, ROOT, 2), logprobs=tuple(map(log, probs)))
+    assert places_of(range(4), tree) == (0, 3, 1, 2)
+    assert places_of((2, 3), tree) == (1, 2)
+    assert places_of((), tree) == ()
+
+
+def test_a_sure_child_comes_right_behind_its_parent() -> None:
+    tree = DraftTree((1, 2, 3), (ROOT, 0, 1), logprobs=(-0.5, 0.0, 0.0))
+    assert places_of(range(3), tree) == (0, 1, 2)

@@ -145,7 +145,9 @@ class SpeculativeConfig:
         if self.eagle_topk == 1 or num_steps == 0:
             return replace(DraftBudget.chain(num_steps, p_min), num_stated=num_stated)
         num_nodes = MAX_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens - 1
-        tree = DraftBudget(num_nodes, num_steps, self.eagle_topk, p_min, num_stated=num_stated)
+        has_logprobs = policy == "goodput" and self.traits.knows_probabilities
+        shape = (num_nodes, num_steps, self.eagle_topk, p_min)
+        tree = DraftBudget(*shape, has_logprobs=has_logprobs, num_stated=num_stated)
         return replace(tree, num_draft_tokens=min(num_nodes, tree.max_nodes))
 
     @property

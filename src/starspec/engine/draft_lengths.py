@@ -100,6 +100,7 @@ class DraftLengths:
                 now_s=self._clock(),
                 costs=self._costs_with(lessons),
                 trials=self._trials,
+                nodes=lessons.nodes,
             )
 
         about = [lessons, num_in_round, *(each.key for each in sequences)]
@@ -133,6 +134,8 @@ class DraftLengths:
             history.usual.add(num_steps, num_accepted, num_requested)
             history.divergence.add_round(added.divergences, num_accepted)
             history.stop_threshold.add_round(num_steps, num_accepted)
+            if added.accepted_places is not None:
+                self._lessons().nodes.add(added.accepted_places, added.num_draft_tokens)
 
     def end_round(self, num_tokens: int, verify_s: float) -> None:
         """The target's step over so many tokens took `verify_s`."""

@@ -20,6 +20,7 @@ from starspec.sampling.logprobs import Score
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import COUPLED, AcceptanceRule, Relaxation
 from starspec.speculation.budget import MAX_FORWARDED
+from starspec.speculation.signals import places_of
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
 from starspec.stats import RequestStats
 from starspec.windows.window import Law, Verdict
@@ -61,6 +62,7 @@ class RoundOutput:
     num_right: int | None = None  # tokens before the first other one than drafts went on behind; None = there is none
     verified: Verified | None = None  # of a draft that the client gave
     divergences: tuple[float, ...] = ()  # of the target from the draft, at each verified position that states one
+    accepted_places: tuple[int, ...] | None = None  # of its nodes, from the likeliest on; None = the draft states none
 
     def note_draft(self, num_steps: int, draft: FittedDraft, verdict: Verdict) -> None:
         """The tokens are the first of this verdict, about a draft that was so deep before it was fitted."""
@@ -69,6 +71,8 @@ class RoundOutput:
         self.num_accepted = sum(0 <= node - draft.num_before < draft.num_kept for node in accepted)
         self.num_forced = len(accepted) - self.num_accepted
         self.divergences = verdict.divergences
+        if draft.tree.logprobs and draft.num_kept == draft.tree.num_draft_tokens:
+            self.accepted_places = places_of(accepted, draft.tree)
         if verdict.features is not None:
             self.features = verdict.features[: len(self.token_ids)]
 

@@ -65,6 +65,19 @@ def divergences(logits: Tensor, tops: Sequence[TopTokens]) -> list[float]:
     return found
 
 
+def places_of(nodes: Sequence[int], tree: DraftTree) -> tuple[int, ...]:
+    """The places of these nodes among all nodes of a tree that states log-probabilities.
+
+    The node whose path is the likeliest has place 0. No node comes before its ancestors.
+    """
+    scores: list[float] = []
+    for parent, logprob in zip(tree.parents, tree.logprobs, strict=True):
+        scores.append(logprob + (0.0 if parent == ROOT else scores[parent]))
+    order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+    place = {node: index for index, node in enumerate(order)}
+    return tuple(place[node] for node in nodes)
+
+
 def path_divergences(tree: DraftTree, result: VerifyResult, logits: Tensor) -> tuple[float, ...]:
     """`divergences` along the path that the target took, up to the first rejected token.
 

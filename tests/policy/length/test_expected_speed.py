@@ -133,6 +133,18 @@ def test_fixed_drafts_are_kept_whatever_they_cost_and_others_are_weighed_beside_
     assert fastest_lengths(Candidates([0.0], [3], are_fixed=[True]), StepCost(), NO_WAIT).lengths == [3]
 
 
+@pytest.mark.parametrize(("rate", "accepted"), [(0.8, 1.952), (0.5, 0.875), (0.0, 0.0), (1.0, 3.0)])
+def test_equations_2_and_3_of_starsd_by_hand(rate: float, accepted: float) -> None:
+    """0.8 + 0.64 + 0.512 = 0.8 (1 - 0.512) / 0.2 draft tokens of three; one more token is the target's own."""
+    alone = fastest_lengths(Candidates([rate], [3], are_fixed=[True]), FLAT, NO_WAIT)
+    assert alone.tokens_per_s == pytest.approx((1 + accepted) / 0.1)
+
+
+def test_equation_4_of_starsd_is_the_sum_over_the_sequences() -> None:
+    both = fastest_lengths(Candidates([0.8, 0.5], [3, 2], are_fixed=[True, True]), FLAT, NO_WAIT)
+    assert both.tokens_per_s == pytest.approx((2 + 1.952 + 0.75) / 0.1)
+
+
 def test_others_of_the_round_cost_their_part_of_the_step() -> None:
     steep = cost(of_1=0.1, of_2=0.1, of_3=0.5)
     assert fastest_lengths(Candidates([0.9], [1]), steep, NO_WAIT).lengths == [1]

@@ -18,6 +18,7 @@ import numpy as np
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.expected_speed import Candidates, ChosenLengths, fastest_lengths
+from starspec.policy.length.node_gains import with_worthy_nodes
 from starspec.policy.length.snapshot import OFF, PLAIN_TRIAL, Choice, RoundSnapshot
 from starspec.policy.length.trials import Trials
 from starspec.speculation.budget import DraftBudget
@@ -41,8 +42,8 @@ class Goodput:
     `RoundSnapshot.trials`. A request's own depth is kept, whatever it costs; it counts when the others are weighed.
 
     Args:
-        budget: the most to ask for. A tree keeps its width, and becomes less deep. `p_min` is for a sequence that
-            drafts alone: sequences share a draft step, so it is divided among those that draft.
+        budget: the most to ask for. A tree keeps its width, and becomes less deep or has fewer nodes. `p_min` is for a
+            sequence that drafts alone: sequences share a draft step, so it is divided among those that draft.
     """
 
     budget: DraftBudget
@@ -56,13 +57,15 @@ class _Round:
     """The sequences of one round, at least one, and what is known about them."""
 
     def __init__(self, budget: DraftBudget, snapshot: RoundSnapshot) -> None:
-        self._budget = budget
         self._sequences = snapshot.sequences
         self._costs = snapshot.costs or Costs()
         self._trials = snapshot.trials or Trials()
         self._now_s = snapshot.now_s
         self._num_others = max(0, snapshot.num_sequences - len(self._sequences))
         self._num = len(self._sequences) + self._num_others
+        if snapshot.nodes is not None:
+            budget = with_worthy_nodes(budget, snapshot.nodes, self._num, self._costs)
+        self._budget = budget
         self._are_asked = [each.num_steps_asked is not None for each in self._sequences]
         self._budgets = [  # the most for each
             each.fitting(budget if each.num_steps_asked is None else budget.with_steps(each.num_steps_asked))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from starspec.policy.deadline import Round
 from starspec.policy.length.acceptance import USUAL_FADE, Acceptance
+from starspec.policy.length.node_gains import NodeGains
 from starspec.policy.length.prefill_cost import PrefillCost
 from starspec.policy.length.round_cost import FREE, RoundTimes
 from starspec.policy.window_choice import WindowChoice
@@ -36,6 +37,7 @@ class HubLessons:
     rounds: RoundTimes = field(default_factory=RoundTimes)  # the wait for its proposals
     prefill: PrefillCost = field(default_factory=PrefillCost)  # of tokens that it does not hold yet
     acceptance: Acceptance = field(default_factory=_usual)  # of its drafts for all requests; new ones begin with it
+    nodes: NodeGains = field(default_factory=NodeGains)  # of its trees
     windows: WindowChoice = field(default_factory=WindowChoice)  # how many in flight: its drafts may slow stages down
     counts: PrefillCounts = field(default_factory=PrefillCounts)
     _weighed: PrefillCounts = field(default_factory=PrefillCounts)  # the counts that `prefill` knows

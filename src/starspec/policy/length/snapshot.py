@@ -10,6 +10,7 @@ from starspec.config import Policy
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.divergence import DivergenceHistory
+from starspec.policy.length.node_gains import NodeGains
 from starspec.policy.length.stop_threshold import StopThreshold
 from starspec.policy.length.trials import Trials
 from starspec.speculation.budget import MAX_FORWARDED, NO_DRAFT, DraftBudget
@@ -64,6 +65,7 @@ class RoundSnapshot:
     now_s: float = 0.0  # seconds of a monotonic clock
     costs: Costs | None = None  # what steps, proposals and prefill take; None = not known
     trials: Trials | None = None  # the account of what is tried; None = nothing was tried yet
+    nodes: NodeGains | None = None  # what the nodes of its drafter's trees gain; None = not known
 
 
 class Choice(NamedTuple):
