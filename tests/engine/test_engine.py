@@ -167,19 +167,20 @@ def test_end_token_inside_an_accepted_run_ends_text_usage_and_logprobs(drafts: s
         assert last.stats.acceptance.num_emitted_tokens == len(tokens)
 
 
-class Answers:
-    """A trace that remembers answers."""
+class OneTrack:
+    """A trace that remembers one track."""
 
-    def __init__(self) -> None:
+    def __init__(self, track: str) -> None:
+        self.track = track
         self.all: list[tuple[float, float, dict[str, str | float]]] = []
 
     def slice(self, track: str, name: str, start_s: float, end_s: float, **args: str | float) -> None:
-        if track == "answers":
+        if track == self.track:
             self.all.append((start_s, end_s, args))
 
 
 def test_the_trace_shows_answers_from_arrival_to_end() -> None:
-    trace, ticks = Answers(), itertools.count(0.0)
+    trace, ticks = OneTrack("answers"), itertools.count(0.0)
     verifier = verifier_of(HashRunner())
     settings_, stats = TargetConfig(prefill_chunk=5), TargetStats()
     engine = TargetEngine(
@@ -189,6 +190,20 @@ def test_the_trace_shows_answers_from_arrival_to_end() -> None:
     ((start_s, end_s, args),) = trace.all
     assert args == {"tokens": 12}
     assert end_s - start_s > 12.0  # each round asks for the time
+
+
+def test_the_trace_shows_how_long_drafts_were_to_be_and_why_no_longer() -> None:
+    trace, stats = OneTrack("verify"), TargetStats()
+    drafts = NgramDrafts(FixedLength(DraftBudget.chain(4)), 1, 3, stats)
+    verifier = LocalVerifier(HashRunner())
+    engine = TargetEngine(verifier, WordTokenizer(), drafts, TargetConfig(prefill_chunk=5), stats, trace=trace)
+    for name, num_draft_tokens in (("a", None), ("b", 2)):
+        engine.submit(RequestId(name), replace(spec_of([1, 2, 3], 12), num_draft_tokens=num_draft_tokens))
+    finish(engine)
+    shown = [args for _, _, args in trace.all if "wanted" in args]
+    assert "4 cap, 2 cap" in {args["wanted"] for args in shown}
+    drafted = [int(each) for args in shown for each in str(args["drafted"]).split(", ")]
+    assert sum(drafted) == stats.acceptance.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("drafts", ["true", "tree"])

@@ -49,10 +49,8 @@ class NodeGains:
     def rates(self, num_nodes: int) -> NDArray[np.float64]:
         """How often the nodes of the first places are accepted, [num_nodes], from the likeliest on."""
         found, before = np.empty(num_nodes), 1.0
-        pairs = zip(self._num_drafted.tolist(), self._num_accepted.tolist(), strict=True)
+        pairs = zip(self._num_drafted[:num_nodes].tolist(), self._num_accepted[:num_nodes].tolist(), strict=True)
         for place, (num_drafted, num_accepted) in enumerate(pairs):
-            if place == num_nodes:
-                break
             before = found[place] = min(before, (num_accepted + NUM_PRIOR * before) / (num_drafted + NUM_PRIOR))
         return found
 
