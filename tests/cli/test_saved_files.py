@@ -202,6 +202,39 @@ def test_a_file_that_can_be_written_is_refused_by_nobody_and_not_yet_made(
     assert list(tmp_path.iterdir()) == []
 
 
+OVERWRITING = {
+    "prompts": (("verify", *TARGET, "--spec-method", "ngram", "--prompts", "a.json", "--json", "a.json"), "--prompts"),
+    "prompts behind a link": (
+        ("bench", "pair", *TARGET, "--draft", "synthetic:", "--dataset", "a.json", "--json", "link.json"),
+        "--dataset",
+    ),
+    "a result": (("bench", "length", "--json", "a.png", "--png", "a.png"), "--png"),
+    "links": (("lab", "a.json", "--json", "./a.json"), "FILE"),
+    "a model": (("up", "a.gguf", "--trace", "a.gguf"), "MODEL"),
+    "a draft": (("draft", "--draft", "a.gguf", "--audit-log", "a.gguf"), "--draft / --spec-model"),
+    "a log": (("up", *TARGET, "--trace", "a.json", "--audit-log", "a.json"), "--trace"),
+    "a report": (("doctor", *TARGET, "--draft", "x", "--tree-report", "a.json", "--json", "a.json"), "--tree-report"),
+}
+
+
+@pytest.mark.parametrize("case", OVERWRITING)
+def test_a_file_that_is_written_is_no_other_file_of_the_command(case, starspec, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.json", "a.gguf"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "link.json").symlink_to("a.json")
+    words, what = OVERWRITING[case]
+    sentence = refusal(starspec(*words))
+    assert f" and {what} name one file, '" in sentence
+    assert "which would be overwritten: name another one" in sentence
+    assert (tmp_path / "a.json").read_text() == (tmp_path / "a.gguf").read_text() == "mine"
+
+
+def test_a_device_holds_nothing_that_could_be_overwritten(starspec) -> None:
+    outcome = starspec("bench", "star", "--json", "/dev/null", "--dataset", "/dev/null")
+    assert "needs both --target and --draft" in outcome.err
+
+
 def disk_is_full(*_: object) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

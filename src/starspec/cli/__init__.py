@@ -39,6 +39,7 @@ from starspec.quoting import harmless, quoted
 # a disk, a pipe, and what `open_closed_streams` puts in the place of a closed output
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EROFS, errno.EBADF)
 NOT_PARSED: Final = ", unable to parse string as"  # of pydantic, by way of typer
+NO_UNICODE: Final = "Input should be a valid string, unable to parse raw data as a unicode string"  # of pydantic, too
 EXTRA_WORDS = {  # command -> what was meant by a word that it does not take
     "draft": "give the draft as --draft MODEL",
     "doctor": "give the models as --target MODEL --draft MODEL",
@@ -171,6 +172,7 @@ def _sentence_of(error: TyperException, arguments: Sequence[str]) -> str:
         if nearest
         else error.format_message().replace("Value error, ", "")
     )  # pydantic's mark
+    what = what.replace(NO_UNICODE, "it is not valid Unicode text: give it in UTF-8")
     if NOT_PARSED in what and (value := _value_of(getattr(error, "param", None), arguments)) is not None:
         what = f"{what[: what.index(NOT_PARSED)]}, not {quoted(value)}"
     if what.startswith("Missing option '--target'"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -25,6 +24,7 @@ from starspec.cli.files import Datasets, JsonFile, PngFile, all_prompts, prompt_
 from starspec.cli.measuring import Quick, measuring, publish
 from starspec.cli.options import over
 from starspec.config import ModelConfig, Option
+from starspec.config.model import MAX_NUM_THREADS
 from starspec.config.option import A_MODEL, MEASURE, MODELS, P_MIN_RULE
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import MODEL_OPTIONS, ModelPair
@@ -222,14 +222,21 @@ class VllmOptions:
             envvar="VLLM_PYTHON",
         ),
     ] = ".venv-vllm/bin/python"
-    vllm_args: Annotated[str, Option("More arguments of each server's command line.", VLLM)] = "--enforce-eager"
+    vllm_args: Annotated[
+        tuple[str, ...],
+        Option("More arguments of each server's command line.", VLLM, form="arguments"),
+    ] = ("--enforce-eager",)
     num_draft_tokens: Annotated[
         int, Option("Largest number of draft tokens of the hub.", MEASURE, least=1, most=16)
     ] = 4
     num_threads: Annotated[
         int | None,
         Option(
-            "CPU threads of each server, and of the hub.", MODELS, least=1, shown=MODEL_OPTIONS["num_threads"].shown
+            "CPU threads of each server, and of the hub.",
+            MODELS,
+            least=1,
+            most=MAX_NUM_THREADS,
+            shown=MODEL_OPTIONS["num_threads"].shown,
         ),
     ] = None
 
@@ -288,7 +295,7 @@ def vllm(
             dtype=pair.dtype,
             num_threads=servers.num_threads or num_threads(os.environ),
             num_draft_tokens=servers.num_draft_tokens,
-            vllm_options=shlex.split(servers.vllm_args),
+            vllm_options=servers.vllm_args,
         )
         plan = over(QUICK if quick else VllmPlan(), options)
         for report in measure_vllm(models, prompts, plan, bar.advance):

@@ -25,6 +25,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, is_dataclass, replace
 from pathlib import Path
@@ -43,10 +44,11 @@ TEXT_FORMS: Final[Mapping[str, Callable[[str, str, Option], Any]]] = {
     "by_name": lambda text, flag, _: given.by_name(text, flag),
     "word_or_number": given.word_or_number,
     "ports": lambda text, flag, _: given.port_range(text, flag),
-    "numbers": lambda text, flag, option: given.numbers(text, flag, int(option.least or 0)),
-    "reals": lambda text, flag, _: given.reals(text, flag),
+    "numbers": lambda text, flag, option: given.numbers(text, flag, option.least, option.most),
+    "reals": lambda text, flag, option: given.reals(text, flag, option.least, option.most),
     "list": lambda text, *_: tuple(each.strip() for each in text.split(",")),
     "names": lambda text, *_: tuple(dict.fromkeys(name.strip() for name in text.split(","))),
+    "arguments": lambda text, flag, _: given.arguments(text, flag),
 }
 """Form -> function from (text, flag, option) to the field's value."""
 
@@ -192,6 +194,8 @@ def _written(default: Any, option: Option) -> Any:
         return None if default == () else default
     if not default:
         return None
+    if option.form == "arguments":
+        return shlex.join(default)
     return ",".join(map(str, default)) if option.form in ("numbers", "reals", "names", "list") else str(default)
 
 

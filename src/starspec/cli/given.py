@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 import typer
 
 from starspec.config import MAX_PASSED_OVER, MIN_GROUP, BatchingConfig, BatchingMethod, Option
+from starspec.config.option import LARGEST
 from starspec.errors import ConfigError
 from starspec.quoting import quoted
 
@@ -54,29 +56,44 @@ def check_exspec(names: Collection[str], option: str, *own: int | None) -> None:
         raise ConfigError(f"{FOR_EXSPEC} are for exspec, which is not among {option}")
 
 
-def numbers(text: str | None, option: str, least: int = 1) -> tuple[int, ...] | None:
-    """Parse 2,15,27; each is at least `least`. Raises: BadParameter that names the option."""
-    found = _numbers(text, option, int, "2,15,27")
-    if found is not None and min(found) < least:
-        raise typer.BadParameter(f"numbers from {least} on, not {min(found)}", param_hint=option)
-    return found
+def numbers(text: str, option: str, least: float | None = None, most: float | None = None) -> tuple[int, ...]:
+    """Parse 2,15,27, each within the bounds. Raises: BadParameter that names the option."""
+    return _within(_numbers(text, option, int, "2,15,27"), option, least, most)
 
 
-def reals(text: str | None, option: str) -> tuple[float, ...] | None:
-    """Parse 0,0.3. Raises: BadParameter that names the option."""
-    return _numbers(text, option, float, "0,0.3")
-
-
-def _numbers(text: str | None, option: str, read: Callable[[str], Number], example: str) -> tuple[Number, ...] | None:
-    if text is None:
-        return None
-    try:
-        found = tuple(read(each) for each in text.split(","))
-    except ValueError as error:
-        raise typer.BadParameter(f"numbers with commas between, as {example}", param_hint=option) from error
+def reals(text: str, option: str, least: float | None = None, most: float | None = None) -> tuple[float, ...]:
+    """Parse 0,0.3, each within the bounds. Raises: BadParameter that names the option."""
+    found = _numbers(text, option, float, "0,0.3")
     if not all(map(math.isfinite, found)):
         raise typer.BadParameter(f"finite numbers, not {text}", param_hint=option)
+    return _within(found, option, least, most)
+
+
+def _numbers(text: str, option: str, read: Callable[[str], Number], example: str) -> tuple[Number, ...]:
+    try:
+        return tuple(read(each) for each in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"numbers with commas between, as {example}", param_hint=option) from error
+
+
+def _within(found: tuple[Number, ...], option: str, least: float | None, most: float | None) -> tuple[Number, ...]:
+    """The numbers. Args: most: None = LARGEST. Raises: BadParameter that names the option and the first one outside."""
+    top = LARGEST if most is None else most
+    for each in found:
+        if least is not None and each < least:
+            raise typer.BadParameter(f"numbers from {least:g} on, not {quoted(each)}", param_hint=option)
+        if each > top:
+            raise typer.BadParameter(f"numbers up to {top:.12g}, not {quoted(each)}", param_hint=option)
     return found
+
+
+def arguments(text: str, option: str) -> tuple[str, ...]:
+    """Split words of a command line, as a shell does. Raises: BadParameter that names the option."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        what = str(error).lower()
+        raise typer.BadParameter(f"words of a command line, not {quoted(text)}: {what}", param_hint=option) from error
 
 
 def by_name(text: str | None, option: str) -> dict[str, float]:
@@ -100,7 +117,7 @@ def word_or_number(text: str, flag: str, option: Option) -> str | int:
     """Parse auto or 4. Raises: ConfigError unless it is one of the option's words, or a number from 1 on."""
     if text in option.words:
         return text
-    if not (text.isdecimal() and len(text) <= MAX_DIGITS and int(text) >= 1):
+    if not (text.isdecimal() and len(text) <= MAX_DIGITS and 1 <= int(text) <= LARGEST):
         raise ConfigError(f"{flag} must be {option.known}, not {quoted(text)}")
     return int(text)
 

@@ -83,7 +83,7 @@ def check_words(config: Any, prefix: str = "") -> None:
     """
     for each in fields(config):
         value = getattr(config, each.name)
-        if not all(map(_is_unicode, value if isinstance(value, tuple) else (value,))):
+        if not all(map(is_unicode, value if isinstance(value, tuple) else (value,))):
             raise ConfigError(f"{prefix}{each.name} is not valid Unicode text: give it in UTF-8")
     for name, words in _words(type(config)).items():
         one_of(prefix + name, getattr(config, name), words)
@@ -93,7 +93,7 @@ def check_words(config: Any, prefix: str = "") -> None:
             raise ConfigError(f"{prefix}{name} must be {option.known}, not '{value}'")
 
 
-def _is_unicode(value: object) -> bool:
+def is_unicode(value: object) -> bool:
     """False for a text with half of a surrogate pair, as Python reads a byte that is not UTF-8: none can be sent."""
     return not isinstance(value, str) or not any("\ud800" <= each <= "\udfff" for each in value)
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from starspec.config.option import LIMITS, NETWORK, NONE_GIVEN, PROCESS, Option
 from starspec.errors import ConfigError
+from starspec.quoting import quoted
 
 LOOPBACK = "127.0.0.1"
 
@@ -47,17 +48,21 @@ ShutdownTimeout = Annotated[
 
 
 def check_host(host: str, where: str) -> None:
-    """Check the form of an IP address. A name passes: whoever uses it finds out whether it exists.
+    """Check the form of a host. A name that can be one passes: whoever uses it finds out whether it exists.
 
     Args:
         where: what has this host, for the sentence.
-    Raises: ConfigError if the host is written as an IP address and is not valid.
+    Raises: ConfigError if the host is written as an IP address and is not valid, or if no host can have this name.
     """
     try:
         if re.fullmatch(r"[0-9.]+", host):
             socket.inet_aton(host)  # it knows short forms, too, such as 127.1
         elif ":" in host:
             ipaddress.IPv6Address(host.strip("[]"))
+        else:
+            host.encode("idna")  # as sockets do
+    except UnicodeError as error:
+        raise ConfigError(f"{where}: {quoted(host)} is not the name of a host") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: '{host}' is not an IP address, such as 127.0.0.1 or ::1") from error
 

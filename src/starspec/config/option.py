@@ -22,7 +22,22 @@ NONE_GIVEN: Final = "none"
 A_MODEL: Final = "Hugging Face folder, hub id, .gguf file, or synthetic:KEY=VALUE,..."
 P_MIN_RULE: Final = "drafting stops when the draft gives the nodes to expand, together, a lower probability; 0 = never"
 
-Form = Literal["plain", "path", "memory", "by_name", "word_or_number", "ports", "numbers", "reals", "names", "list"]
+LARGEST: Final = 10**9
+"""Of a number without a bound of its own. Larger ones overflow what counts milliseconds, rows or bytes somewhere."""
+
+Form = Literal[
+    "plain",
+    "path",
+    "memory",
+    "by_name",
+    "word_or_number",
+    "ports",
+    "numbers",
+    "reals",
+    "names",
+    "list",
+    "arguments",
+]
 """How a value is written on the command line.
 
 plain             as the field's own type
@@ -34,6 +49,7 @@ ports             FIRST-LAST
 numbers, reals    several with commas between
 names             several words with commas between; a repeated one counts once
 list              several words with commas between, in an order that counts
+arguments         words of a command line, as a shell splits them
 """
 
 
@@ -45,7 +61,7 @@ class Option:
         help: a sentence for `--help`.
         panel: the heading under which `--help` lists the option.
         flags: its names; empty = the field's name.
-        least, most: bounds of a number, or of each number in `numbers`. Both inclusive.
+        least, most: bounds of a number, or of each number in `numbers` and `reals`. Both inclusive.
         shown: what `--help` shows as the default, where the default itself says nothing.
         form: how the value is written.
         words: those of a `word_or_number`.

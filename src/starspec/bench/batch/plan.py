@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 from starspec.config import (
     BATCHINGS,
+    MAX_DRAFT_TOKENS,
     BatchAdmission,
     BatchingConfig,
     BatchingMethod,
@@ -120,7 +121,8 @@ class BatchPlan:
     ] = False
     max_tokens: Annotated[int, Option("Tokens of an answer.", MEASURE, least=1)] = 64
     temperature: Annotated[float, Option("Sampling temperature; 0 is greedy.", MEASURE, least=0.0)] = 0.0
-    num_draft_tokens: Annotated[int, Option("Draft tokens of a round.", MEASURE, least=1)] = 5  # the paper's K
+    # the paper's K
+    num_draft_tokens: Annotated[int, Option("Draft tokens of a round.", MEASURE, least=1, most=MAX_DRAFT_TOKENS)] = 5
     draft_p_min: Annotated[float, replace(DRAFT_P_MIN, panel=MEASURE)] = 0.0
     disable_by_batch_size: Annotated[
         int | None, Option("Rounds of more sequences draft nothing.", MEASURE, least=1, shown="all draft")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from starspec.config import MAX_DRAFT_TOKENS
 from starspec.config.checks import check_ranges
 from starspec.config.option import MEASURE, Option
 
@@ -22,7 +23,7 @@ class GrammarPlan:
     max_tokens: Annotated[int, Option("Tokens of an answer to a schema.", MEASURE, least=1)] = 400
     free_tokens: Annotated[int, Option("Tokens of an answer without a schema.", MEASURE, least=1)] = 32
     batch_size: Annotated[int, Option("Answers at once.", MEASURE, least=1)] = 8
-    num_draft_tokens: Annotated[int, Option("Draft tokens of a round.", MEASURE, least=1)] = 4
+    num_draft_tokens: Annotated[int, Option("Draft tokens of a round.", MEASURE, least=1, most=MAX_DRAFT_TOKENS)] = 4
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
+from starspec.config import MAX_DRAFT_TOKENS
 from starspec.config.checks import check_ranges
 from starspec.config.option import DRAFT_P_MIN, MEASURE, Option
 from starspec.errors import ConfigError
@@ -34,7 +35,7 @@ class RelaxedPlan:
     batch_size: Annotated[
         int, Option("Problems that are answered together, and timed as one group.", MEASURE, least=1)
     ] = 4
-    num_draft_tokens: Annotated[int, Option("Draft tokens of a round.", MEASURE, least=1)] = 4
+    num_draft_tokens: Annotated[int, Option("Draft tokens of a round.", MEASURE, least=1, most=MAX_DRAFT_TOKENS)] = 4
     draft_p_min: Annotated[float, replace(DRAFT_P_MIN, panel=MEASURE)] = 0.0
     rejection_sample_method: Annotated[
         SampleMethod,

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 from starspec.config import PipeConfig
 from starspec.config.checks import options_of
+from starspec.config.lab import MAX_DELAY_MS
 from starspec.config.option import MEASURE, MODELS, Option
 from starspec.config.stages import HiddenDtype
 from starspec.errors import ConfigError
@@ -28,6 +29,7 @@ class ModelPlan:
             MEASURE,
             ("--delays",),
             least=0.0,
+            most=MAX_DELAY_MS,
             form="reals",
         ),
     ] = (0.0, 20.0, 80.0)
