@@ -24,6 +24,11 @@ def quoted(value: object) -> str:
     return shortened(ascii(value[:MAX_QUOTED]) if isinstance(value, str) else ascii(value))
 
 
+def escaped(text: str) -> str:
+    """A text that any file takes. Bytes that are not UTF-8, in Python halves of surrogate pairs, become escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def readable(text: str) -> str:
     """A peer's text with at most MAX_TEXT_LEN characters, and with escapes for everything that is not printable."""
     clipped = text[: MAX_TEXT_LEN + 1]

@@ -7,7 +7,7 @@ import pytest
 
 from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.config.speculative import DOUBT
-from starspec.doctor.trees import advise_trees, check_tree_report, keys_of, read_tree_report
+from starspec.doctor.trees import advise_trees, check_same_models, check_tree_report, keys_of, read_tree_report
 from starspec.errors import ConfigError
 from starspec.harness.provenance import Provenance
 from starspec.harness.report import Spread, write_report
@@ -71,7 +71,7 @@ REPORT = TreeReport(
 
 def test_the_best_of_each_temperature_is_recommended_in_keys_of_a_speculative_config(tmp_path: Path) -> None:
     write_report(REPORT, tmp_path / "tree.json")
-    greedy, sampled = advise_trees(read_tree_report(tmp_path / "tree.json", HERE))
+    greedy, sampled = advise_trees(read_tree_report(tmp_path / "tree.json"))
     assert (greedy.shape, greedy.vs_plain) == ("3 x 2, 6", 1.5)
     assert SpeculativeConfig(**greedy.speculative_config).budget == DraftBudget(6, 3, 2, DOUBT)
     assert sampled.speculative_config == {}
@@ -86,14 +86,21 @@ def test_a_chain_is_named_by_its_length() -> None:
 def test_a_report_of_another_pair_or_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tree.json"
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_tree_report(path, HERE)
+        read_tree_report(path)
     for content in ('{"rows": []}', '{"a": ' + "[" * 20000):
         path.write_text(content)
         with pytest.raises(ConfigError, match="is not a report of `starspec bench tree`"):
-            read_tree_report(path, HERE)
+            read_tree_report(path)
     write_report(REPORT, path)
     with pytest.raises(ConfigError, match="of another draft"):
-        read_tree_report(path, replace(HERE, models={"target": "a", "draft": "c"}))
+        check_same_models(read_tree_report(path), path, {"target": "a", "draft": "c"})
+
+
+def test_a_report_in_which_no_shape_was_compared_to_the_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tree.json"
+    write_report(replace(REPORT, rows=[replace(each, stage="trial") for each in REPORT.rows]), path)
+    with pytest.raises(ConfigError, match=r"is not a whole report.*: it has no final rows at T=0"):
+        read_tree_report(path)
 
 
 def test_a_report_of_other_circumstances_is_doubted() -> None:

@@ -88,6 +88,9 @@ def test_names_of_a_server_are_shown_as_they_are_and_command_no_terminal(
 def test_nobody_and_somebody_else_are_said_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"no vLLM server answers at http://127\.0\.0\.1:9"):
         vllm_status("http://127.0.0.1:9")
+    monkeypatch.setitem(PAGES, "/metrics", "vllm:spec_decode_num_drafts_total +Inf")
+    with pytest.raises(ConfigError, match="is not a vLLM server"):
+        vllm_status(url)
     monkeypatch.setitem(PAGES, "/version", "{}")
     with pytest.raises(ConfigError, match="is not a vLLM server"):
         vllm_status(url)

@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from starspec.config import ModelConfig
 from starspec.errors import ConfigError
-from starspec.harness.datasets import Prompt, hash_prompts, own_prompts, prompt_token_ids, read_prompts, spread
+from starspec.harness.datasets import (
+    Prompt,
+    check_fit,
+    hash_prompts,
+    own_prompts,
+    prompt_token_ids,
+    read_prompts,
+    spread,
+)
 from starspec.models.synthetic.tokenizer import synthetic_tokenizer
 
 
@@ -23,6 +32,15 @@ def test_the_turns_of_each_line_are_read(tmp_path: Path) -> None:
         '{"id": "a", "category": "code", "turns": ["x =", "more"], "reference": null}\n\n{"turns": ["why?"]}\n'
     )
     assert read_prompts(path) == [Prompt("a", "code", "x =", ("more",)), Prompt("line-3", "", "why?")]
+
+
+def test_a_prompt_that_no_target_would_answer_is_named_before_weights_are_read() -> None:
+    target = ModelConfig(model="synthetic:", max_model_len=8)
+    check_fit([Prompt("seven", "plain", "bipa " * 7)], target)
+    with pytest.raises(ConfigError, match="prompt 'eight' has 8 tokens, and this model's context holds 8 with"):
+        check_fit([Prompt("seven", "plain", "bipa " * 7), Prompt("eight", "plain", "bipa " * 8)], target)
+    with pytest.raises(ConfigError, match="prompt 'none' is empty: leave it out"):
+        check_fit([Prompt("none", "plain", "")], target)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,12 @@ def test_only_absolute_paths_are_abbreviated(argument: str) -> None:
     assert abbreviate(argument) == argument
 
 
+def test_an_argument_that_is_not_utf8_can_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["starspec", "bench", "--dataset", "caf\udce9.jsonl"])
+    content = msgspec.json.decode(msgspec.json.encode(collect_provenance()))
+    assert content["argv"][-1] == r"caf\udce9.jsonl"
+
+
 def test_equal_answers_have_equal_hashes() -> None:
     assert hash_token_ids([[1, 2], [3]]) == hash_token_ids([[1, 2], [3]])
     assert hash_token_ids([[1, 2], [3]]) != hash_token_ids([[1], [2, 3]])

@@ -224,6 +224,7 @@ TestCacheWalk = CacheWalk.TestCase
         ("synthetic:x=2", "unknown key 'x'; known: alpha, later"),
         ("synthetic:vocab=many", "Expected `int`"),
         ("synthetic:vocab=3", "vocab must be at least 64"),
+        ("synthetic:vocab=999999999999", "vocab must be at most 1048576, got 999999999999"),
         ("synthetic:alpha=1.5", "alpha must be 0 to 1"),
         ("synthetic:step_ms=-1", "step_ms must not be negative"),
         ("synthetic:step_ms=nan", "step_ms must not be negative"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from starspec.cli import run
 from starspec.errors import ConfigError
 from starspec.observe.trace import Trace, merge
 from starspec.observe.trace_summary import summarize
@@ -65,6 +66,15 @@ def test_the_critical_path_is_what_each_answer_waited_for(trace: Path) -> None:
     assert (parts.process, parts.num) == ("target-0", 2)
     assert parts[2:] == pytest.approx((0.10 + 0.03, 0.05 + 0.03, 0.015 + 0.005, 0.025 + 0.025, 0.01 + 0.01))
     assert parts.whole_s == pytest.approx(0.20 + 0.10)
+
+
+def test_what_took_no_time_has_no_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = Trace("target-0")
+    trace.slice("verify", "verify", 1.0, 1.0)
+    trace.slice("answers", "answer", 1.0, 1.0, tokens=1)
+    trace.write(tmp_path / "trace.json")
+    assert run(["trace", "summarize", str(tmp_path / "trace.json")]) == 0
+    assert "What targets did" in capsys.readouterr().out
 
 
 def test_a_hub_has_starsds_quantities(trace: Path) -> None:

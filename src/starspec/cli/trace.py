@@ -14,8 +14,8 @@ from starspec.harness.table import Column, Table
 app = CommandLine(name="trace", no_args_is_help=True, help="Read what --trace has written.")
 
 
-def _share(of: str) -> Callable[[Any], float]:
-    return lambda row: getattr(row, of) / row.whole_s
+def _share(of: str) -> Callable[[Any], float | None]:
+    return lambda row: getattr(row, of) / row.whole_s if row.whole_s else None
 
 
 def _ms(of: str) -> Callable[[Any], float | None]:

@@ -17,7 +17,7 @@ from starspec.config import ModelConfig, SpeculativeConfig
 from starspec.doctor.agreement import AnswerScorer, CausalScorer, Sample
 from starspec.doctor.examine import check_pair, load_draft, sample_answers
 from starspec.errors import ConfigError
-from starspec.harness.datasets import Prompt, hash_prompts
+from starspec.harness.datasets import Prompt, check_fit, hash_prompts
 from starspec.harness.provenance import Provenance, collect_provenance
 from starspec.harness.table import Block
 from starspec.harness.workbench import Sampling, Workbench
@@ -62,7 +62,7 @@ def calibrate(
         draft: a causal LM or an EAGLE head.
         key_share: share of drafted tokens that may be key, above 0 and below 1.
     Raises: ModelError if one of the models cannot be loaded; ConfigError if there is no draft, if it does not fit the
-        target, or if no position can be compared.
+        target, or if no position can be compared; as check_fit.
     """
     if draft.model is None:
         raise ConfigError("there is nothing to compare the target with: give --draft")
@@ -71,6 +71,7 @@ def calibrate(
     for check in check_pair(target, spec):
         if check.severity == "fatal":
             raise ConfigError(f"this draft does not fit this target: {check.sentence}")
+    check_fit(prompts, target)
     bench = Workbench(target)
     sample = sample_answers(bench, prompts, SAMPLING, max_tokens)
     examined = load_draft(bench, spec, sample, max_draft_tokens=1)

@@ -20,10 +20,10 @@ from starspec.doctor.checks import (
 from starspec.doctor.drafts import CausalDraft, ExaminedDraft, HeadDraft, LayerChoice
 from starspec.doctor.outlook import Forecast, Seen, StepTimes, best_forecast, forecast
 from starspec.doctor.rounding import Rounding, examine_rounding, load_stages
-from starspec.doctor.trees import TreeAdvice, advise_trees, check_tree_report, read_tree_report
+from starspec.doctor.trees import TreeAdvice, advise_trees, check_same_models, check_tree_report, read_tree_report
 from starspec.engine.drafts import NoDrafts
 from starspec.errors import ConfigError
-from starspec.harness.datasets import Prompt
+from starspec.harness.datasets import Prompt, check_fit
 from starspec.harness.decode import decode, make_engine
 from starspec.harness.provenance import Provenance, collect_provenance
 from starspec.harness.tree_report import TreeReport
@@ -86,18 +86,21 @@ def examine(
         tree_report: what `bench tree` saved for this pair.
         num_stages: into which the target is cut to see what 8-bit hidden states change. None = it is not.
     Raises: ModelError if one of the models cannot be loaded; ConfigError if there is no draft, or if the report cannot
-        be read or belongs to another pair, or the target cannot be cut so.
+        be read or belongs to another pair, or the target cannot be cut so; as check_fit.
     """
     if draft.model is None:
         raise ConfigError("there is nothing to examine: give --draft")
-    provenance = collect_provenance({"target": target.model, "draft": draft.model})
-    report = None if tree_report is None else read_tree_report(tree_report, provenance)
+    report = None if tree_report is None else read_tree_report(tree_report)
+    provenance = collect_provenance({"target": target.model, "draft": draft.model})  # hashes weights
+    if report is not None and tree_report is not None:
+        check_same_models(report, tree_report, provenance.models)
     spec = resolve_draft(draft)
     checks = check_pair(target, spec)
     if all(check.severity != "fatal" for check in checks):
         checks.append(check_memory(target, spec))
     if any(check.severity == "fatal" for check in checks):
         return Examination(provenance=provenance, checks=checks)
+    check_fit(prompts, target)
     stages = load_stages(target, num_stages) if num_stages else []
     bench = Workbench(target)
     samples = [sample_answers(bench, prompts, each, max_tokens) for each in SAMPLINGS]

@@ -16,7 +16,7 @@ from starspec.config import ModelConfig
 from starspec.doctor.checks import Check
 from starspec.errors import ConfigError
 from starspec.harness.provenance import Provenance
-from starspec.harness.tree_report import TreeReport, TreeRow
+from starspec.harness.tree_report import TreeReport, TreeRow, final_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,21 +29,26 @@ class TreeAdvice:
     speculative_config: Mapping[str, float | tuple[int, ...]]  # its keys; empty = do not speculate
 
 
-def read_tree_report(path: Path, provenance: Provenance) -> TreeReport:
-    """Read what `bench tree --json` saved.
-
-    Raises: ConfigError if it cannot be read, or is of other models than these.
-    """
+def read_tree_report(path: Path) -> TreeReport:
+    """Read what `bench tree --json` saved. Raises: ConfigError if it cannot be read, or if nothing was compared."""
     try:
         report = msgspec.json.decode(path.read_bytes(), type=TreeReport)
     except OSError as error:
         raise ConfigError(f"the report '{path}' cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"'{path}' is not a report of `starspec bench tree`: {error}") from error
-    for name, found in provenance.models.items():
+    for row in report.rows:
+        if not final_rows(report.rows, row.temperature):
+            found = f"it has no final rows at T={row.temperature:g}"
+            raise ConfigError(f"'{path}' is not a whole report of `starspec bench tree`: {found}")
+    return report
+
+
+def check_same_models(report: TreeReport, path: Path, models: Mapping[str, str]) -> None:
+    """Raises: ConfigError if the report is of other models. Args: models: name -> hash, as in a provenance."""
+    for name, found in models.items():
         if report.provenance.models.get(name) != found:
             raise ConfigError(f"the report '{path}' is of another {name}: measure this pair with `starspec bench tree`")
-    return report
 
 
 def check_tree_report(

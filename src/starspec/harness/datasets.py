@@ -19,9 +19,11 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from starspec.config import ModelConfig
 from starspec.errors import ConfigError
 from starspec.json_text import parse_json
-from starspec.models.loading.tokenizer import prompt_ids_of_chat
+from starspec.models.loading.checks import context_length
+from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat
 
 T = TypeVar("T")
 
@@ -88,6 +90,25 @@ def fitting_prompts(tokenizer: Any, prompts: Sequence[Prompt], max_tokens: int) 
         tokenizer: the target's.
     """
     return [each for each in prompts if len(prompt_token_ids(tokenizer, each)) <= max_tokens]
+
+
+def check_fit(prompts: Sequence[Prompt], model: ModelConfig) -> None:
+    """Check, before weights are read, that a target can answer each prompt: the engine refuses others.
+
+    Args:
+        model: the target, which was found.
+    Raises: ConfigError that names the first prompt that has no tokens, or too many for the context.
+    """
+    tokenizer, length = load_tokenizer(model.model), context_length(model)
+    for prompt in prompts:
+        num_tokens = len(prompt_token_ids(tokenizer, prompt))
+        if num_tokens == 0:
+            raise ConfigError(f"prompt '{prompt.name}' is empty: leave it out")
+        if num_tokens >= length:
+            raise ConfigError(
+                f"prompt '{prompt.name}' has {num_tokens} tokens, and this model's context holds {length} with at "
+                "least one new token: leave it out"
+            )
 
 
 def hash_prompts(prompts: Sequence[Prompt]) -> str:

@@ -19,6 +19,7 @@ import starspec
 from starspec.cache.memory import machine_bytes
 from starspec.models.loading.locate import is_synthetic, locate
 from starspec.openmp import num_cores
+from starspec.quoting import escaped
 
 PACKAGES = ("torch", "torchao", "triton", "transformers", "tokenizers", "numpy", "pyzmq", "msgspec")
 HASHED_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
@@ -82,7 +83,7 @@ def collect_provenance(models: Mapping[str, str] | None = None) -> Provenance:
             gigabyte.
     """
     return Provenance(
-        argv=[Path(sys.argv[0]).name, *(abbreviate(argument) for argument in sys.argv[1:])],
+        argv=[escaped(Path(sys.argv[0]).name), *(escaped(abbreviate(argument)) for argument in sys.argv[1:])],
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         starspec_version=starspec.__version__,
         git_sha=LOADED.sha,

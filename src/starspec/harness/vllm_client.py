@@ -57,7 +57,7 @@ def vllm_status(url: str) -> VllmStatus:
     try:
         models = tuple(str(each["id"]) for each in listed.json()["data"]) if listed.is_success else ()
         return status_of(str(version.json()["version"]), models, metrics.text)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"what answers at {url} is not a vLLM server") from error
 
 
@@ -128,7 +128,7 @@ class VllmClient:
             with httpx.Client(**connection(self.url), timeout=TIMEOUT_S) as http:
                 found = http.post("/tokenize", json=body).raise_for_status().json()
             return [int(each) for each in found["tokens"]]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"vLLM at {self.url} does not tokenize: {error}") from error
 
     def answer_all(
@@ -168,7 +168,7 @@ class VllmClient:
 
             try:
                 return list(await asyncio.gather(*(answer(prompt) for prompt in prompts)))
-            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            except (httpx.HTTPError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
                 raise ConfigError(f"vLLM at {self.url} does not answer: {error!r}") from error
 
     async def _stream(self, http: httpx.AsyncClient, body: dict[str, Any]) -> Streamed:

@@ -12,6 +12,7 @@ from starspec.errors import ConfigError, ModelError
 from starspec.models.loading.locate import SYNTHETIC_PREFIX
 
 MIN_VOCAB: Final = 64
+MAX_VOCAB: Final = 2**20  # each token has a word in the tokenizer
 EOS_TOKEN_ID: Final = 0
 NUM_SPECIAL_TOKENS: Final = 4  # ids that no forward ever prefers
 
@@ -36,6 +37,8 @@ class SyntheticSpec:
     def __post_init__(self) -> None:
         if self.vocab < MIN_VOCAB:
             raise ConfigError(f"synthetic model: vocab must be at least {MIN_VOCAB}, got {self.vocab}")
+        if self.vocab > MAX_VOCAB:
+            raise ConfigError(f"synthetic model: vocab must be at most {MAX_VOCAB}, got {self.vocab}")
         if not 0 <= self.alpha <= 1:
             raise ConfigError(f"synthetic model: alpha must be 0 to 1, got {self.alpha}")
         if len(self.choice_probabilities) != 4 or min(self.choice_probabilities) < 0:
