@@ -16,6 +16,7 @@ from starspec.cli.measuring import Quick, measuring, publish
 from starspec.config.option import MEASURE, MODELS
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
+from starspec.quoting import escaped
 
 Head = Annotated[
     str,
@@ -57,7 +58,7 @@ def length(
     """
     drafters = _drafters(pair, head)
     if not drafters:
-        if (pair.target, pair.draft, plan, dataset) != ("", "", RealPlan(), None):
+        if (pair, plan, head, dataset) != (ModelPair(target="", draft=""), RealPlan(), "", None):
             raise ConfigError(
                 "bench length with real models needs --target, and --draft or --head; in virtual time it takes no "
                 "options but --quick, --json and --png"
@@ -66,8 +67,7 @@ def length(
         return
     if synthetic:
         raise ConfigError("--synthetic is without models: leave --target, --draft and --head out, or leave it out")
-    names = [path.stem for path in dataset] if dataset else ["prompts of our own"]
-    files = dict(zip(names, prompt_files(dataset), strict=True))
+    files = dict(zip(_names_of(dataset), prompt_files(dataset), strict=True))
     for each in drafters.values():
         each.find()
     with measuring("bench length") as bar:
@@ -84,6 +84,15 @@ def length(
         mistakes=report.mistakes,
         is_whole=report.is_whole,
     )
+
+
+def _names_of(dataset: list[Path] | None) -> list[str]:
+    """A name for each file of prompts, which may be that of a category. Raises: ConfigError if two have one name."""
+    names = [escaped(path.stem) for path in dataset] if dataset else ["prompts of our own"]
+    twice = next((each for each in names if names.count(each) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"--dataset: two files are called '{twice}', and the name tells them apart: rename one")
+    return names
 
 
 def _drafters(pair: ModelPair, head: str) -> dict[str, ModelPair]:

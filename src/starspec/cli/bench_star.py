@@ -13,7 +13,7 @@ from starspec.cli.binder import bound, take
 from starspec.cli.files import Datasets, JsonFile, all_prompts, check_folder, folder_named
 from starspec.cli.measuring import Quick, measuring, publish
 from starspec.cli.options import over
-from starspec.config import ModelConfig, Option
+from starspec.config import MAX_DRAFT_TOKENS, HubConfig, ModelConfig, Option
 from starspec.config.option import MEASURE, SPECULATION
 from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt
@@ -33,6 +33,7 @@ Traces = Annotated[
 ]
 
 PAIR = ("target", "draft", "quantization", "dtype")  # of a command that measures synthetic models without them
+NO_PAIR = ModelPair(target="", draft="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +41,18 @@ class RealStarPlanOptions:
     """What of a `RealStarPlan` the command line says; None = not said."""
 
     num_draft_tokens: Annotated[
-        int | None, Option("Draft tokens of a round.", SPECULATION, ("--spec-tokens",), least=1, shown="3")
+        int | None,
+        Option("Draft tokens of a round.", SPECULATION, ("--spec-tokens",), least=1, most=MAX_DRAFT_TOKENS, shown="3"),
     ] = None
     num_targets: Annotated[
         tuple[int, ...] | None,
         Option(
-            "Numbers of targets to serve with real models, as 1,2,3.", MEASURE, least=1, shown="1,2,3", form="numbers"
+            "Numbers of targets to serve with real models, as 1,2,3.",
+            MEASURE,
+            least=1,
+            most=HubConfig().max_targets,
+            shown="1,2,3",
+            form="numbers",
         ),
     ] = None
 
@@ -95,8 +102,8 @@ def star(
             )
         _real_star(pair, all_prompts(dataset), real, quick, json_file)
         return
-    if (pair.target, pair.draft, real) != ("", "", RealStarPlanOptions()):
-        raise ConfigError("bench star with real models needs both --target and --draft")
+    if (pair, real, dataset) != (NO_PAIR, RealStarPlanOptions(), None):
+        raise ConfigError("bench star with real models and their prompts needs both --target and --draft")
     with measuring("bench star", None) as bar:
         from starspec.bench.star.measure import (  # noqa: PLC0415 (torch)
             QUICK,
@@ -153,7 +160,7 @@ def async_pair(
     It uses synthetic accelerators with AMUSD's step times, or real models with --target and --draft.
     """
     if not (pair.target and pair.draft):
-        if (pair.target, pair.draft, traces, options) != ("", "", None, RealPairOptions()):
+        if (pair, traces, options, dataset) != (NO_PAIR, None, RealPairOptions(), None):
             raise ConfigError("bench async with real models, their prompts and --traces need both --target and --draft")
         _async_synthetic(quick, json_file)
         return

@@ -11,6 +11,7 @@ from starspec.config.checks import at_least, build, check_words, is_probability,
 from starspec.config.hub import RunAhead
 from starspec.config.limits import MAX_DRAFT_TOKENS, MAX_TOP_K
 from starspec.config.model import ModelConfig, Quantization, check_device
+from starspec.config.option import LARGEST
 from starspec.draft_methods import DRAFT_METHODS, DraftMethod, MethodTraits
 from starspec.errors import ConfigError
 from starspec.speculation.acceptance import SampleMethod
@@ -35,8 +36,8 @@ class RemoteConfig:
 
     def __post_init__(self) -> None:
         check_words(self, "remote.")
-        if self.deadline_ms is not None and self.deadline_ms <= 0:
-            raise ConfigError(f"remote.deadline_ms must be positive, got {self.deadline_ms}")
+        if self.deadline_ms is not None and not 0 < self.deadline_ms <= LARGEST:
+            raise ConfigError(f"remote.deadline_ms must be positive and at most {LARGEST}, got {self.deadline_ms}")
 
     def check_unused(self) -> None:
         """Raises: ConfigError that names the fields that were set: none has an effect without a hub elsewhere."""
@@ -207,7 +208,7 @@ class SpeculativeConfig:
             raise ConfigError(f"num_draft_tokens is {self.num_draft_tokens}, but 0 steps draft nothing: leave one out")
 
     def _check_hub(self) -> None:
-        """Raises: ConfigError if there is no draft here that could run on a device, or ahead."""
+        """Raises: ConfigError if settings of a draft's model are given, and there is none, or it is elsewhere."""
         if self.run_ahead_mode is not None:
             one_of("run_ahead", self.run_ahead_mode, get_args(RunAhead))
         if self.device is not None:
@@ -216,6 +217,12 @@ class SpeculativeConfig:
         names = " and ".join(name for name, is_given in given.items() if is_given)
         if names and self.remote.endpoint is not None:
             raise ConfigError(f"{names}: how a draft elsewhere runs is told to its hub: leave it out here")
+        given |= {
+            "quantization": self.quantization != "none",
+            "max_model_len": self.max_model_len is not None,
+            "feature_layers": self.feature_layers is not None,
+        }
+        names = " and ".join(name for name, is_given in given.items() if is_given)
         if names and not self.traits.needs_model:
             raise ConfigError(f"{names}: for drafts with a model, and method '{self.method}' has none: leave it out")
 
