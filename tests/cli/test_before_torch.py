@@ -30,6 +30,7 @@ NO_FIT = "does not fit its target: it takes features of size 64, and the target'
 NO_MODEL = "is an EAGLE head, which drafts for a model: give it as the draft"
 SYNTHETIC = "synthetic model: unknown key 'vocabs'; did you mean 'vocab'?"
 TOO_LONG = "max_model_len 900000 is more than the 2048 tokens that"
+NO_ROOM = "--max-tokens 2048 leaves no room for a prompt in this model's context of 2048 tokens"
 NO_CUDA = "device 'cuda:99' is not there"
 NO_WEIGHTS = "has no weights to quantize to int4: give quantization none, as with --draft-quantization none"
 
@@ -64,13 +65,17 @@ LINES = {
         ("generate", "hi", *TARGET, "--draft", "HERE/long", "--max-model-len", "900000"),
         TOO_LONG,
     ),
-    "generate: answer": (
-        ("generate", "hi", "--target", "HERE/long", "--max-tokens", "2048"),
-        "--max-tokens 2048 leaves no room for a prompt in this model's context of 2048 tokens",
-    ),
+    "generate: answer": (("generate", "hi", "--target", "HERE/long", "--max-tokens", "2048"), NO_ROOM),
     "generate: settings of a hub": (
         ("generate", "hi", *PAIR, "--speculative-config", '{"remote": {"deadline_ms": 3}}'),
         "remote.deadline_ms: for target servers with a hub elsewhere, without effect in one process",
+    ),
+    "verify: answer": (("verify", "--target", "HERE/long", *DRAFT, "--max-tokens", "2048"), NO_ROOM),
+    "calibrate: answer": (("calibrate", "--target", "HERE/long", *DRAFT, "--max-tokens", "2048"), NO_ROOM),
+    "doctor: answer": (("doctor", "--target", "HERE/long", *DRAFT, "--max-tokens", "2048"), NO_ROOM),
+    "bench shard: answer": (
+        ("bench", "shard", "--target", "HERE/long", "--draft", "HERE/long", "--max-tokens", "1024"),
+        "--max-tokens 1024 leaves no room for a prompt in this model's context of 1024 tokens",
     ),
     "verify: context": (("verify", "--target", "HERE/long", *DRAFT, "--max-model-len", "900000"), TOO_LONG),
     "target: context": (("target", "--target", "HERE/long", "--port", "0", "--max-model-len", "900000"), TOO_LONG),
@@ -89,6 +94,26 @@ LINES = {
         ),
         TOO_LONG,
     ),
+    "stage: layers": (
+        ("stage", "--target", "HERE/long", "--layers", "0:9", "--listen", "tcp://127.0.0.1:0"),
+        "layers 0:9 do not exist: the model has layers 0:2",
+    ),
+    "stage: no range": (
+        ("stage", "--target", "HERE/small", "--layers", "1;2", "--listen", "tcp://127.0.0.1:0"),
+        "layers '1;2' are not a range: write the first layer and the one behind the last, as 0:14, or a share",
+    ),
+    "stage: a model without layers": (
+        ("stage", "--target", "synthetic:", "--layers", "0:1", "--listen", "tcp://127.0.0.1:0"),
+        "'synthetic:' has no layers, so no stage can have some of them",
+    ),
+    "plan-stages: too many machines": (
+        ("plan-stages", "--target", "HERE/long", *[f"--node={name}=8GiB" for name in "abcdefgh"]),
+        "8 nodes are too many to plan for: give at most 7",
+    ),
+    "plan-stages: no time": (
+        ("plan-stages", "--target", "HERE/long", "--node", "a=8GiB,0"),
+        "machine a takes 0 ms for a layer: that must be above 0",
+    ),
     "draft: context": (("draft", "--draft", "HERE/long", "--port", "0", "--max-model-len", "900000"), TOO_LONG),
     "up: context": (("up", "HERE/long", "--port", "0", "--max-model-len", "900000"), TOO_LONG),
     "up: stages": (
@@ -98,6 +123,10 @@ LINES = {
     "up: stages of a model without layers": (
         ("up", "synthetic:", "--port", "0", "--stages", "2"),
         "'synthetic:' has no layers, so it cannot be cut into 2 stages",
+    ),
+    "bench shard: stages": (
+        ("bench", "shard", "--target", "HERE/long", "--draft", "HERE/long", "--stages", "3"),
+        "has 2 layers, so it cannot be cut into 3 stages",
     ),
     "doctor: stages": (
         ("doctor", "--target", "HERE/long", *DRAFT, "--stages", "3"),
@@ -226,6 +255,10 @@ LINES = {
         NOWHERE,
     ),
     "train: prompts": (("train", *TARGET, *PROMPTS, "--out", "HERE/out"), NO_FILE),
+    "train: folder": (
+        ("train", *TARGET, "--prompts", "HERE/prompts.jsonl", "--out", "HERE/out\udcff"),
+        "--out is not valid Unicode text: name a folder in UTF-8",
+    ),
     "train: start": (
         ("train", *TARGET, "--prompts", "HERE/prompts.jsonl", "--out", "HERE/out", "--start-from", "/nowhere"),
         NOWHERE,
@@ -239,6 +272,11 @@ LINES = {
     "bench tree: grid": (("bench", "tree", *PAIR, "--top-ks", "99"), "--top-ks must be 2 to"),
     "bench batch: target": (("bench", "batch", *LOST_TARGET), NOWHERE),
     "bench batch: prompts": (("bench", "batch", *PAIR, *DATASET), NO_FILE),
+    "bench batch: methods": (("bench", "batch", *PAIR, "--methods", "dsd"), "method 'dsd' is not one of ragged"),
+    "bench batch: window": (
+        ("bench", "batch", *PAIR, "--batch-sizes", "4", "--window", "3"),
+        "exspec chooses batches of 4 from its window: 3 is too few",
+    ),
     "bench batch: options": (
         ("bench", "batch", *PAIR, "--context", "64", "--max-prompt-tokens", "9"),
         "--context takes prompts of any length",

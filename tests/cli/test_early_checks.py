@@ -124,6 +124,31 @@ def test_a_chat_with_a_model_without_a_chat_template_is_refused_before_weights_a
     assert outcome.code == 2
 
 
+UNPACKED = ("--draft-quantization", "none")
+ASKING = {  # commands that a target answers prompts of a file for; FILE is replaced
+    "doctor": ("doctor", "--target", TARGET, "--draft", "synthetic:role=draft", "--prompts", "FILE"),
+    "calibrate": ("calibrate", "--target", TARGET, "--draft", "synthetic:role=draft", "--prompts", "FILE"),
+    "bench pair": ("bench", "pair", "--target", TARGET, "--draft", TARGET, *UNPACKED, "--dataset", "FILE"),
+    "bench tree": ("bench", "tree", "--target", TARGET, "--draft", TARGET, *UNPACKED, "--dataset", "FILE"),
+    "bench async": ("bench", "async", "--target", TARGET, "--draft", TARGET, *UNPACKED, "--dataset", "FILE"),
+    "bench star": ("bench", "star", "--target", TARGET, "--draft", TARGET, *UNPACKED, "--dataset", "FILE"),
+}
+
+
+@pytest.mark.parametrize("words", ASKING.values(), ids=ASKING)
+def test_a_prompt_longer_than_the_context_is_refused_before_a_model_answers(
+    words, starspec, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.undo()  # a synthetic model is read to find its size
+    monkeypatch.setattr("starspec.harness.decode.decode", lambda *_, **__: pytest.fail("a model answers"))
+    monkeypatch.setattr("starspec.bench.star.serving.BenchProcess", lambda *_, **__: pytest.fail("a process starts"))
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"id": "long", "category": "plain", "turns": ["bipa " * 5000]}) + "\n")
+    outcome = starspec(*(str(file) if word == "FILE" else word for word in words))
+    assert "prompt 'long' has 5000 tokens, and this model's context holds" in outcome.err
+    assert outcome.code == 2
+
+
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_a_targets_hub_is_checked_before_anything_is_loaded(address: str, starspec) -> None:
     outcome = starspec("target", "--target", TARGET, "--port", "0", "--hub", address)

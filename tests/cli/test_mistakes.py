@@ -153,6 +153,34 @@ MISTAKES = {
         ("gateway", "--target", "x", "--endpoint", "tcp://a:1", "--idle-timeout", "inf"),
         "invalid value for --idle-timeout: a finite number, not inf",
     ),
+    "a temperature below zero": (
+        ("bench", "grammar", "--target", "x", "--draft", "y", "--temperatures", "0,-1"),
+        "invalid value for --temperatures: numbers from 0 on, not -1.0",
+    ),
+    "a delay below zero": (
+        ("bench", "shard", "--target", "x", "--draft", "y", "--delays", "-5"),
+        "invalid value for --delays: numbers from 0 on, not -5.0",
+    ),
+    "a delay of hours": (
+        ("bench", "shard", "--target", "x", "--draft", "y", "--delays", "1e7"),
+        "invalid value for --delays: numbers up to 60000, not 10000000.0",
+    ),
+    "a batch that nothing holds": (
+        ("bench", "batch", "--target", "x", "--draft", "y", "--batch-sizes", "9" * 400),
+        "invalid value for --batch-sizes: numbers up to 1000000000, not 999",
+    ),
+    "more draft tokens than a proposal has": (
+        ("bench", "batch", "--target", "x", "--draft", "y", "--num-draft-tokens", "65"),
+        "invalid value for '--num-draft-tokens'",
+    ),
+    "more targets than a hub admits": (
+        ("bench", "star", "--target", "x", "--draft", "y", "--num-targets", "65"),
+        "invalid value for --num-targets: numbers up to 64, not 65",
+    ),
+    "arguments with half of a quotation": (
+        ("bench", "vllm", "--target", "x", "--draft", "y", "--vllm-args", "--enforce-eager '"),
+        'invalid value for --vllm-args: words of a command line, not "--enforce-eager \'": no closing quotation',
+    ),
     "a list without end": (
         ("bench", "tree", "--target", "x", "--draft", "y", "--temperatures", "0,inf"),
         "invalid value for --temperatures: finite numbers, not 0,inf",
@@ -239,6 +267,14 @@ MISTAKES = {
         "the target would connect to the stage at far.example without keys",
     ),
     "a plan without machines": (("plan-stages", "--model", "x"), "missing option '--node'."),
+    "a link from a machine to itself": (
+        ("plan-stages", "--model", "x", "--node", "a=1GiB", "--link", "a-a=3"),
+        "--link a-a=3 leads from a machine to itself: leave it out",
+    ),
+    "a link twice": (
+        ("plan-stages", "--model", "x", "--node", "a=1GiB", "--link", "a-target=3", "--link", "target-a=4"),
+        "--link gives the link between 'a' and 'target' twice, and a link has one number",
+    ),
     "a machine without memory": (
         ("plan-stages", "--model", "x", "--node", "a"),
         "--node must be NAME=MEMORY or NAME=MEMORY,MS, as in a=8GiB,2.5, not 'a'",
@@ -248,7 +284,7 @@ MISTAKES = {
         "--link names the machine 'b', which no --node describes",
     ),
     "no draft": (("draft",), "a draft server needs a draft: give --draft MODEL, or --spec-method ngram"),
-    "missing model": (("draft", "--draft", "/no/such/model"), "there is no model at '/no/such/model'"),
+    "missing model": (("draft", "--draft", "/no/such/model", "--port", "0"), "there is no model at '/no/such/model'"),
     "address without keys": (
         ("draft", "--spec-method", "ngram", "--host", "0.0.0.0"),
         "the hub would listen on 0.0.0.0 without keys",
@@ -314,6 +350,34 @@ MISTAKES = {
         ("draft", "--spec-method", "ngram", "--rate-limit", "a=0"),
         "--rate-limit must be above 0, that of 'a'",
     ),
+    "a host that none can be": (
+        ("draft", "--spec-method", "ngram", "--host", "h" * 64),
+        f"--host: '{'h' * 64}' is not the name of a host",
+    ),
+    "a link that no host can listen on": (
+        ("lab", "--link", f"{'h' * 64}:0=tcp://127.0.0.1:9", "--insecure"),
+        f"'{'h' * 64}' is not the name of a host",
+    ),
+    "a child without its parent": (("child", "nobody", "x"), "`starspec child` is for `starspec up`: use draft"),
+    "weights of nothing": (
+        (*GENERATE, "--spec-method", "ngram", "--draft-quantization", "int4"),
+        "quantization: for drafts with a model, and method 'ngram' has none: leave it out",
+    ),
+    "threads of nothing": (
+        ("draft", "--spec-method", "ngram", "--num-threads", "2"),
+        "--num-threads, --max-num-seqs, --kv-budget are for draft models, and method 'ngram' has none: leave them out",
+    ),
+    "a deadline that is no number": (
+        (
+            *("target", "--target", "synthetic:", "--hub", "tcp://127.0.0.1:9"),
+            *("--speculative-config", '{"remote": {"deadline_ms": NaN}}'),
+        ),
+        "remote.deadline_ms must be positive and at most 1000000000, got nan",
+    ),
+    "a number that is no text": (
+        (*GENERATE, "--max-tokens", "5\udcff"),
+        "invalid value for '--max-tokens': it is not valid Unicode text: give it in UTF-8",
+    ),
     "half a batch": (("draft", "--spec-method", "ngram", "--max-batch", "0.5"), "--max-batch must be auto or a number"),
     "a draft server's option without one": (("up", "--target", "x", "--run-ahead", "auto"), "give --draft MODEL, or"),
     "a weight of nobody": (
@@ -325,7 +389,7 @@ MISTAKES = {
         "--run-ahead chain is for draft models",
     ),
     "running ahead of nothing": (
-        ("draft", "--spec-method", "ngram", "--run-ahead", "outcomes"),
+        ("draft", "--spec-method", "ngram", "--run-ahead", "outcomes", "--port", "0"),
         "--run-ahead outcomes is for draft models",
     ),
     "prefixes of nothing": (
@@ -375,6 +439,30 @@ MISTAKES = {
     "a chain longer than any proposal": (
         ("bench", "tree", "--target", "x", "--draft", "y", "--chains", "65"),
         "--chains must be 1 to 64 each, got 65",
+    ),
+    "a head without its target": (
+        ("bench", "length", "--head", "x"),
+        "bench length with real models needs --target, and --draft or --head; in virtual time it takes no options",
+    ),
+    "a dtype of nothing": (
+        ("bench", "length", "--dtype", "float32"),
+        "bench length with real models needs --target, and --draft or --head; in virtual time it takes no options",
+    ),
+    "a quantization of synthetic accelerators": (
+        ("bench", "star", "--draft-quantization", "int8"),
+        "bench star with real models and their prompts needs both --target and --draft",
+    ),
+    "prompts of synthetic accelerators": (
+        ("bench", "star", "--dataset", "x"),
+        "bench star with real models and their prompts needs both --target and --draft",
+    ),
+    "prompts of a synthetic pair": (
+        ("bench", "async", "--dataset", "x"),
+        "bench async with real models, their prompts and --traces need both --target and --draft",
+    ),
+    "two files of one name": (
+        ("bench", "length", "--target", "x", "--draft", "y", "--dataset", "a/qa.jsonl", "--dataset", "b/qa.jsonl"),
+        "--dataset: two files are called 'qa', and the name tells them apart: rename one",
     ),
     "a batch of nobody": (
         ("bench", "batch", "--target", "x", "--draft", "y", "--batch-sizes", "4,0"),

@@ -316,6 +316,7 @@ def test_bad_data_is_one_sentence(target_folder, tmp_path, capsys, content, comp
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("starspec: ")
     assert complaint in error
+    assert (tmp_path / "head").exists() == (complaint == "too few answers")
 
 
 def test_an_empty_prompt_among_others_is_passed_over(target_folder, prompt_file, tmp_path):
@@ -352,6 +353,7 @@ def test_with_more_tokens_what_was_said_before_is_kept_and_read_anew_where_it_ha
         (["--start-from", "nowhere"], "nowhere"),
         (["--max-new-tokens", "600"], "leave no room for a prompt in 512"),
         (["--learning-rate", "-1"], "--learning-rate"),
+        (["--batch", "100000000"], "more than this machine's memory"),
         (["--seed", str(2**70)], "--seed"),
         (["--seed", "-1"], "--seed"),
     ],

@@ -66,13 +66,15 @@ def batch(
         admission="fixed" if fixed_batches else "continuous",
         max_prompt_tokens=max_prompt_tokens or MAX_PROMPT_TOKENS,
     )
+    plan = plan.in_small() if quick else plan
+    plan.of_all_sizes()  # refuses an unknown method, and a window that is too small
     prompts = all_prompts(dataset)
     models.find()
     with measuring("bench batch") as bar:
         from starspec.bench.batch.measure import measure_batch  # noqa: PLC0415 (torch)
         from starspec.bench.batch.report import blocks, draw  # noqa: PLC0415
 
-        report = measure_batch(models, prompts, plan.in_small() if quick else plan, bar.advance)
+        report = measure_batch(models, prompts, plan, bar.advance)
     hint = "; --same-length leaves out those below the median length" if plan.is_one_length else ""
     publish(
         report,

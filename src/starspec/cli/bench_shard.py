@@ -11,6 +11,7 @@ from starspec.cli.files import Datasets, JsonFile, all_prompts
 from starspec.cli.measuring import Quick, measuring, publish
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
+from starspec.models.loading.checks import check_cut, check_room
 
 
 @bound
@@ -39,10 +40,13 @@ def shard(
         raise ConfigError("bench shard with real models needs both --target and --draft")
     prompts = all_prompts(dataset)
     models.find()
+    plan = plan.in_small() if quick else plan
+    check_cut(models.target, plan.num_stages)
+    check_room(models.target_config(), plan.max_tokens)
     with measuring("bench shard") as bar:
         from starspec.bench.shard.real_models import blocks, measure_models, mistakes_of  # noqa: PLC0415 (torch)
 
-        report = measure_models(models, prompts, plan.in_small() if quick else plan, bar.advance)
+        report = measure_models(models, prompts, plan, bar.advance)
     publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes_of(report))
 
 

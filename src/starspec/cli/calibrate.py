@@ -12,7 +12,7 @@ from starspec.config import ModelConfig, Option, SpeculativeConfig
 from starspec.config.option import MEASURE
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
-from starspec.models.loading.checks import check_models
+from starspec.models.loading.checks import check_models, check_room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,7 @@ def calibrate(
     speculative = SpeculativeConfig(method=draft.method, model=draft.draft, quantization=draft.quantization)
     chosen = spread_prompts(prompts, options.num_prompts)
     check_models(model, speculative.draft_model(model))
+    check_room(model, options.max_tokens)
     with measuring("calibrate") as bar:
         from starspec.doctor.calibrate import blocks  # noqa: PLC0415 (these import torch)
         from starspec.doctor.calibrate import calibrate as choose  # noqa: PLC0415

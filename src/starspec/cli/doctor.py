@@ -17,7 +17,7 @@ from starspec.config import ModelConfig, Option, SpeculativeConfig
 from starspec.config.option import MEASURE, NONE_GIVEN
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
-from starspec.models.loading.checks import check_cut, check_settings, find_models
+from starspec.models.loading.checks import check_cut, check_room, check_settings, find_models
 
 if TYPE_CHECKING:
     from starspec.harness.vllm_client import VllmStatus
@@ -103,6 +103,7 @@ def doctor(
     chosen = spread_prompts(prompts, options.num_prompts)
     find_models(model.model, draft.draft)
     check_settings(model, speculative.draft_model(model))
+    check_room(model, options.max_tokens)
     check_cut(model.model, options.num_stages or 1)
     if vllm is not None:
         _status_of(vllm)  # that it answers

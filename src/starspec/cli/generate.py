@@ -20,7 +20,7 @@ from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions, check_draft_is
 from starspec.config import ModelConfig, Option, ProcessConfig
 from starspec.config.option import NONE_GIVEN, SAMPLING
 from starspec.errors import ConfigError, RequestError
-from starspec.models.loading.checks import check_models, context_length
+from starspec.models.loading.checks import check_models, check_room
 from starspec.models.loading.locate import folder_name
 from starspec.models.loading.progress import listening, report
 from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat, prompt_ids_of_text
@@ -83,7 +83,8 @@ def generate(
     log_to_stderr(process.log_level)
     check_output()
     check_models(model, speculative.draft_model(model) if speculative else None)
-    _check_max_tokens(model, params.max_tokens)
+    if params.max_tokens is not None:
+        check_room(model, params.max_tokens)
     text = _read(prompt)
     os.environ.update(unless_given(os.environ, SLEEP_AT_ONCE))
     with ProgressBar("loading") as bar, listening(bar.show):
@@ -107,15 +108,6 @@ def _read(prompt: str) -> str:
         where = "standard input" if prompt == "-" else "the prompt"
         raise ConfigError(f"{where} is not valid Unicode text: give it in UTF-8") from error
     return text
-
-
-def _check_max_tokens(model: ModelConfig, max_tokens: int | None) -> None:
-    """Raises: ConfigError if an answer leaves no room for any prompt. Whether it does for this one is seen later."""
-    length = context_length(model)
-    if max_tokens is not None and max_tokens >= length:
-        raise ConfigError(
-            f"--max-tokens {max_tokens} leaves no room for a prompt in this model's context of {length} tokens"
-        )
 
 
 def _check_prompt(model: str, text: str, *, is_chat: bool) -> None:

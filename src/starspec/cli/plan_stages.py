@@ -16,7 +16,7 @@ from starspec.config.option import LIMITS, MODELS, NETWORK, Option
 from starspec.errors import ConfigError
 from starspec.harness.table import Column, Table
 from starspec.models.loading.checks import check_models
-from starspec.policy.stage_cut import ModelSize, Node, StageCut, head_layers, plan_stages
+from starspec.policy.stage_cut import ModelSize, Node, StageCut, check_nodes, head_layers, plan_stages
 
 TARGET: Final = "target"  # in --link: the machine of the target itself
 COLUMNS: Final = (
@@ -69,6 +69,7 @@ def plan(
 ) -> None:
     """Propose a cut of a model into stages, from the memory and the speed of machines and the links between them."""
     nodes = _nodes(options.node)
+    check_nodes([(name, own_s) for name, _, own_s in nodes])
     links = _links(options, [name for name, *_ in nodes])
     check_models(model)
     with measuring("plan-stages"):
@@ -103,13 +104,19 @@ def _node(text: str) -> tuple[str, int, float | None]:
 
 
 def _links(options: PlanOptions, names: Sequence[str]) -> dict[frozenset[str], float]:
-    """Seconds of the links that differ. Raises: ConfigError for an unknown machine."""
-    found = {}
+    """Seconds of the links that differ. Raises: ConfigError for an unknown machine, or a link that is given twice."""
+    found: dict[frozenset[str], float] = {}
     for text in options.link:
         match = re.fullmatch(r"([^=]+-[^=]+)=(.*)", text)
         if match is None:
             raise ConfigError(f"--link must be FROM-TO=MS, as in a-b=20, not '{text}'")
-        found[frozenset(_ends(match[1], {TARGET, *names}))] = _seconds(match[2], f"--link {text}")
+        ends = frozenset(_ends(match[1], {TARGET, *names}))
+        if len(ends) == 1:
+            raise ConfigError(f"--link {text} leads from a machine to itself: leave it out")
+        if ends in found:
+            one, other = sorted(ends)
+            raise ConfigError(f"--link gives the link between '{one}' and '{other}' twice, and a link has one number")
+        found[ends] = _seconds(match[2], f"--link {text}")
     return found
 
 

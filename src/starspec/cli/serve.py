@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from starspec.cli import given
-from starspec.cli.binder import REQUIRED, bound, take
+from starspec.cli.binder import REQUIRED, bound, flag_of, take
 from starspec.cli.files import check_folder, folder_named
 from starspec.cli.options import BatchingOptions
 from starspec.cli.output import check_output
@@ -40,7 +40,7 @@ from starspec.engine import checks as target_checks
 from starspec.errors import ConfigError
 from starspec.gateway import checks as gateway_checks
 from starspec.hub import checks as hub_checks
-from starspec.models.loading.checks import check_settings, find_pair
+from starspec.models.loading.checks import check_layers, check_settings, find_pair
 from starspec.models.loading.transformers_calls import hide_torch
 from starspec.models.resolve import resolve_draft
 from starspec.tracing import Tracer
@@ -72,11 +72,11 @@ def draft(
     speculative = drafting.to_config() or SpeculativeConfig()
     if speculative.model is None and speculative.traits.needs_model:
         raise ConfigError("a draft server needs a draft: give --draft MODEL, or --spec-method ngram")
-    serve(
-        HubProcess(
-            hub=hub, speculative=speculative, draft=speculative.draft_model(model), target=target, process=process
-        )
-    )
+    draft = speculative.draft_model(model)
+    if draft is None and model != ModelConfig(model="", num_rows=NUM_DRAFT_ROWS):
+        flags = ", ".join(flag_of(ModelConfig, each) for each in DRAFT_MODEL)
+        raise ConfigError(f"{flags} are for draft models, and method '{speculative.method}' has none: leave them out")
+    serve(HubProcess(hub=hub, speculative=speculative, draft=draft, target=target, process=process))
 
 
 @bound
@@ -153,7 +153,12 @@ def child(
     name: Annotated[str, typer.Argument(help="Name that process lists show.", metavar="NAME")],  # noqa: ARG001 (as it says)
 ) -> None:
     """Run the server that standard input describes as JSON. For `starspec up`, which starts its servers so."""
-    serve(msgspec.json.decode(sys.stdin.buffer.read(), type=SERVERS[command]))
+    try:
+        kind = SERVERS[command]
+        config = msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
+    except (KeyError, msgspec.DecodeError) as error:
+        raise ConfigError("`starspec child` is for `starspec up`: use draft, target, stage or gateway") from error
+    serve(config)
 
 
 def serve(config: ServerConfig) -> None:
@@ -193,6 +198,7 @@ def _check(config: ServerConfig) -> None:
         case StageProcess(stage=stage):
             keys_to_listen("stage", stage.keys, stage.host, stage.port, stage.insecure)
             find_pair(config.model.model)
+            check_layers(config.model.model, stage.layers)
             check_settings(config.model)
         case GatewayProcess():
             gateway_checks.keys_of(config.gateway)

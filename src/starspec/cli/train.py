@@ -12,6 +12,8 @@ import typer
 from starspec.cli.binder import bound, take
 from starspec.cli.files import JsonFile, check_folder, folder_named
 from starspec.cli.measuring import measuring, publish
+from starspec.config.checks import is_unicode
+from starspec.errors import ConfigError
 from starspec.harness.datasets import read_prompts
 from starspec.models.loading.checks import check_models, find_models
 from starspec.openmp import num_threads
@@ -37,6 +39,9 @@ def train(
 
     The same command resumes an interrupted training.
     """
+    for option, path in (("--out", folder), ("--start-from", plan.start_from)):
+        if not is_unicode(str(path)):  # the library that reads and writes weights takes no other name
+            raise ConfigError(f"{option} is not valid Unicode text: name a folder in UTF-8")
     read_prompts(plan.prompts)
     check_models(plan.answers.model)
     find_models(None if plan.start_from is None else str(plan.start_from))

@@ -15,7 +15,7 @@ from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions, check_draft_is
 from starspec.config import ModelConfig, Option
 from starspec.config.option import MEASURE
 from starspec.errors import ConfigError
-from starspec.models.loading.checks import check_models
+from starspec.models.loading.checks import check_models, check_room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,7 @@ def verify(
     model = replace(model, num_rows=max(each.num_rows(options.batch) for each in batchings))
     chosen = spread_prompts(prompts, options.num_prompts)
     check_models(model, speculative.draft_model(model))
+    check_room(model, options.max_tokens)
     with measuring("verify") as bar:
         from starspec.bench.verify import blocks, num_turns_of, verify_pair  # noqa: PLC0415 (torch)
 

@@ -63,14 +63,9 @@ def plan_stages(model: ModelSize, nodes: Sequence[Node], link_s: LinkSeconds, de
 
     Args:
         depth: windows in flight, at least 1.
-    Raises: ConfigError if the nodes cannot hold the model, a layer takes no time on one of them, or there are too many
-        nodes to try all orders.
+    Raises: as `check_nodes`; ConfigError if the nodes cannot hold the model.
     """
-    for each in nodes:
-        if not each.layer_s > 0.0:
-            raise ConfigError(f"machine {each.name} takes {1e3 * each.layer_s:g} ms for a layer: that must be above 0")
-    if len(nodes) > MAX_NODES:
-        raise ConfigError(f"{len(nodes)} nodes are too many to plan for: give at most {MAX_NODES}")
+    check_nodes([(each.name, each.layer_s) for each in nodes])
     best: StageCut | None = None
     for num in range(1, min(len(nodes), model.num_layers) + 1):
         for order in permutations(nodes, num):
@@ -80,6 +75,20 @@ def plan_stages(model: ModelSize, nodes: Sequence[Node], link_s: LinkSeconds, de
     if best is None:
         raise ConfigError(_why_not(model, nodes))
     return best
+
+
+def check_nodes(nodes: Sequence[tuple[str, float | None]]) -> None:
+    """Check what is known of nodes before the model is.
+
+    Args:
+        nodes: of each its name, and the seconds of a layer; None = not measured yet.
+    Raises: ConfigError if a layer takes no time on one of them, or there are too many nodes to try all orders.
+    """
+    for name, layer_s in nodes:
+        if layer_s is not None and not layer_s > 0.0:
+            raise ConfigError(f"machine {name} takes {1e3 * layer_s:g} ms for a layer: that must be above 0")
+    if len(nodes) > MAX_NODES:
+        raise ConfigError(f"{len(nodes)} nodes are too many to plan for: give at most {MAX_NODES}")
 
 
 def _cost(cut: StageCut, depth: int) -> tuple[float, float]:

@@ -33,25 +33,30 @@ LOOK_EVERY_S = 5.0
 Asked = tuple[int, list[int]]  # a prompt's index among those to be answered, and its tokens
 
 
+def check_prompts(prompts: Sequence[Prompt], plan: AnswerPlan) -> None:
+    """Raises: ConfigError if no prompt leaves room for an answer."""
+    tokenizer = load_tokenizer(plan.target)
+    if not any(_fits(prompt_token_ids(tokenizer, prompt), plan) for prompt in prompts):
+        raise ConfigError(f"none of the {len(prompts)} prompts is 1 to {plan.room} tokens long")
+
+
 def answer_prompts(
     prompts: Sequence[Prompt], plan: AnswerPlan, folder: Path, advance: Callable[[int], None]
 ) -> StoredAnswers:
     """Answer prompts in order until there are enough tokens.
 
     Args:
+        prompts: as `check_prompts` takes them.
         folder: of the answers.
         advance: told after each look how many tokens there are.
     Returns: all answers in the folder, in the order of their prompts.
-    Raises: ConfigError if no prompt fits; OutputError if an answer cannot be written.
+    Raises: ConfigError if the target says nothing; OutputError if an answer cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(plan.target)
     ids = [prompt_token_ids(tokenizer, prompt) for prompt in prompts]
     done = set(read_answers(folder).indices)
-    room = plan.max_model_len - plan.max_new_tokens
-    todo = [(index, each) for index, each in enumerate(ids) if index not in done and 0 < len(each) <= room]
-    if not todo and not done:
-        raise ConfigError(f"none of the {len(prompts)} prompts is 1 to {room} tokens long")
+    todo = [(index, each) for index, each in enumerate(ids) if index not in done and _fits(each, plan)]
     said = SaidTokens(folder)
     if said.count() < plan.num_tokens and todo:
         _share_out(todo, plan, folder, said, advance)
@@ -59,6 +64,10 @@ def answer_prompts(
     if not answers:
         raise ConfigError("the target answered every prompt with nothing; are they meant for it?")
     return answers
+
+
+def _fits(prompt_ids: Sequence[int], plan: AnswerPlan) -> bool:
+    return 0 < len(prompt_ids) <= plan.room
 
 
 def check_answers(answers: Sequence[TrainingAnswer], vocab_size: int, folder: Path) -> None:

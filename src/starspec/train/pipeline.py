@@ -15,7 +15,7 @@ from starspec.harness.datasets import Prompt, hash_prompts, read_prompts
 from starspec.harness.provenance import collect_provenance, hash_model, hash_token_ids
 from starspec.models.heads.write import write_head
 from starspec.train.answer_files import TrainingAnswer
-from starspec.train.answers import answer_prompts, check_answers
+from starspec.train.answers import answer_prompts, check_answers, check_prompts
 from starspec.train.evaluate import chain_acceptance, split
 from starspec.train.features import Target, Text, collect_features, load_target
 from starspec.train.head import TrainedHead
@@ -46,6 +46,7 @@ def train_head(plan: HeadPlan, advance: Advance) -> TrainReport:
     prompts = _distinct(given)
     data_hash = hash_prompts(prompts)
     layers = check_plan(plan)
+    check_prompts(prompts, plan.answers)
     advance("hashing the target", 0, 1)  # some seconds a gigabyte
     target_hash = hash_model(plan.answers.target)
     folders = _folders(plan, data_hash, target_hash, layers)

@@ -17,6 +17,7 @@ MAX_SEED: Final = 2**63 - 1  # largest seed that both torch and JSON can hold
 MAX_WORKERS: Final = 8  # that answer prompts on a CPU
 DEFAULT_MINUTES: Final = 30.0
 DEFAULT_TTT_STEPS: Final = 2
+MAX_TTT_STEPS: Final = 32
 
 MODEL_OPTIONS = options_of(ModelConfig)
 
@@ -41,6 +42,11 @@ class AnswerPlan:
     num_threads: int = 1  # of one worker
 
     @property
+    def room(self) -> int:
+        """Tokens of a prompt, at most."""
+        return self.max_model_len - self.max_new_tokens
+
+    @property
     def model(self) -> ModelConfig:
         """The target as one worker runs it."""
         return ModelConfig(
@@ -49,6 +55,7 @@ class AnswerPlan:
             device=self.device,
             numerics="fast",
             max_model_len=self.max_model_len,
+            num_rows=self.batch,
             num_threads=self.num_threads,
         )
 
@@ -87,6 +94,7 @@ class TrainPlan:
             "Training-time-test steps, in which the head's own output is its input.",
             TRAINING,
             least=0,
+            most=MAX_TTT_STEPS,
             shown=f"{DEFAULT_TTT_STEPS}; 0 for eagle",
         ),
     ] = None

@@ -19,6 +19,7 @@ from starspec.models.heads.feature_layers import eagle3_layers
 from starspec.models.heads.files import read_files
 from starspec.models.heads.spec import HeadSpec, HeadWeights, TargetShape
 from starspec.models.loading.config_json import read_config
+from starspec.models.loading.load import check_loadable
 from starspec.models.loading.locate import is_synthetic, locate
 from starspec.train.answer_files import TrainingAnswer
 from starspec.train.head import TrainedHead
@@ -54,6 +55,7 @@ def check_plan(plan: HeadPlan) -> tuple[int, ...]:
     if plan.start_from is not None:
         spec = head_spec(plan.method, config, answers.target, config.vocab_size, layers)
         earlier_head(plan.start_from, spec, config.num_hidden_layers)
+    check_loadable(answers.model)
     return layers
 
 

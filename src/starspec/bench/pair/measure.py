@@ -28,7 +28,7 @@ from starspec.bench.pair.rows import (
 )
 from starspec.config import FIXED_LENGTH, Quantization, SpeculativeConfig
 from starspec.engine.drafts import Drafts
-from starspec.harness.datasets import Prompt, spread
+from starspec.harness.datasets import Prompt, check_fit, spread
 from starspec.harness.decode import Advance, Job
 from starspec.harness.model_pair import ModelPair
 from starspec.harness.provenance import Provenance, collect_provenance
@@ -104,7 +104,7 @@ def measure_pair(
 
     Args:
         prompt_files: `plan.num_prompts` of each are used, evenly spread.
-    Raises: ModelError, VocabularyMismatch.
+    Raises: as check_fit; ModelError, VocabularyMismatch.
     """
     advance("loading the target", 2 + 3)
     bench = _load(models, prompt_files, plan, lambda what: advance(what, None))
@@ -141,11 +141,10 @@ def measure_pair(
 def _load(
     models: ModelPair, prompt_files: Sequence[Sequence[Prompt]], plan: PairPlan, advance: Callable[[str], None]
 ) -> _Bench:
-    workbench = Workbench(models.target_config(MAX_BATCH_SIZE), models.speculative())
-    jobs, batch_jobs = (
-        workbench.jobs(_share(prompt_files, num), GREEDY, plan.max_tokens)
-        for num in (plan.num_prompts, plan.num_batch_prompts)
-    )
+    target, nums = models.target_config(MAX_BATCH_SIZE), (plan.num_prompts, plan.num_batch_prompts)
+    check_fit([prompt for num in nums for prompt in _share(prompt_files, num)], target)
+    workbench = Workbench(target, models.speculative())
+    jobs, batch_jobs = (workbench.jobs(_share(prompt_files, num), GREEDY, plan.max_tokens) for num in nums)
     advance("loading into transformers what it can read")
     baseline = TransformersBaseline(
         models.target, models.dtype, workbench.runner.info.eos_token_ids, draft=_assistant(models)

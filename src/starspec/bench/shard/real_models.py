@@ -23,7 +23,7 @@ from starspec.engine.engine import TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.harness.children import BenchProcess
 from starspec.harness.compare import first_difference, share_before
-from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
+from starspec.harness.datasets import Prompt, check_fit, hash_prompts, prompt_token_ids, spread
 from starspec.harness.decode import Advance, Job
 from starspec.harness.model_pair import ModelPair
 from starspec.harness.provenance import collect_provenance
@@ -95,6 +95,7 @@ class _Bench:
         self.tokenizer = load_tokenizer(models.target)
         check_drafts(self.model(), models.speculative(max_model_len=self.model().max_model_len), self.tokenizer)
         self.prompts = spread(prompts, plan.num_prompts)
+        check_fit(self.prompts, self.model())
         self._asked = [tuple(prompt_token_ids(self.tokenizer, each)) for each in self.prompts]
 
     def model(self, num_threads: int = 1) -> ModelConfig:
@@ -118,7 +119,7 @@ class _Bench:
 def measure_models(models: ModelPair, prompts: Sequence[Prompt], plan: ModelPlan, advance: Advance) -> Report:
     """Decode with the model that is not cut, on one core and on as many as stages; then with stages in all modes.
 
-    Raises: as check_drafts; PeerLost if a process dies or hangs.
+    Raises: as check_drafts and check_fit; PeerLost if a process dies or hangs.
     """
     bench = _Bench(models, prompts, plan)
     found: dict[Key, _Measured] = {}

@@ -15,7 +15,7 @@ from starspec.bench.star.serving import ServedTurn, StarTargets, serve_turn
 from starspec.bench.star.traces import draw_traces, trace_turn
 from starspec.config import HubConfig, ModelConfig, RunAhead, SpeculativeConfig
 from starspec.engine.engine import TargetEngine
-from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
+from starspec.harness.datasets import Prompt, check_fit, hash_prompts, prompt_token_ids, spread
 from starspec.harness.decode import Job, decode
 from starspec.harness.figures import require_matplotlib
 from starspec.harness.provenance import collect_provenance
@@ -83,12 +83,14 @@ def measure_real_pair(
     Args:
         advance: called with what is about to be measured.
         traces: folder for a trace of one turn of each kind and a picture of them; None = no traces.
-    Raises: as check_drafts; PeerLost if a process dies or hangs; ConfigError if traces cannot be drawn; OutputError.
+    Raises: as check_drafts and check_fit; PeerLost if a process dies or hangs; ConfigError if traces cannot be drawn;
+        OutputError.
     """
     if traces is not None:
         require_matplotlib()
     check_drafts(target, SpeculativeConfig(model=draft.model, quantization=draft.quantization))
     chosen = spread(prompts, plan.num_prompts)
+    check_fit(chosen, target)
     served: dict[tuple[RunAhead, int], list[ServedTurn]] = {setting: [] for setting in plan.settings}
     with StarTargets(1, target, partial(run_pair_target, prompts=chosen, max_tokens=plan.max_tokens)) as targets:
         for _ in range(plan.num_repeats):

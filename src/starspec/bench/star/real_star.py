@@ -19,7 +19,7 @@ from starspec.bench.star.operating_point import ClosedForm
 from starspec.bench.star.processes import Requests, Turn, attached
 from starspec.bench.star.serving import ServedTurn, StarTargets, serve_turn
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
-from starspec.harness.datasets import Prompt, hash_prompts, prompt_token_ids, spread
+from starspec.harness.datasets import Prompt, check_fit, hash_prompts, prompt_token_ids, spread
 from starspec.harness.decode import Job
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
@@ -134,10 +134,11 @@ def measure_real_star(
     Args:
         draft: a draft model, or an EAGLE head of the target.
         advance: called with what is about to be measured.
-    Raises: as check_drafts; PeerLost if a process dies or hangs.
+    Raises: as check_drafts and check_fit; PeerLost if a process dies or hangs.
     """
     check_drafts(target, SpeculativeConfig(model=draft.model, quantization=draft.quantization))
     chosen = spread(prompts, plan.num_prompts)
+    check_fit(chosen, target)
     run = partial(run_prompts_target, prompts=chosen, max_tokens=plan.max_tokens)
     with StarTargets(max(plan.num_targets), target, run) as targets:
         served = _serve_all(plan, targets, lambda num_rows: replace(draft, num_rows=num_rows), advance)

@@ -9,7 +9,7 @@ from starspec.bench.tree.grid import Kind, kind_of, name_of
 from starspec.bench.tree.plan import TreePlan
 from starspec.bench.tree.rows import at_the_edge, losing_regimes, ratios_of, tree_row
 from starspec.engine.remote_drafts import RemoteDrafts
-from starspec.harness.datasets import Prompt, spread
+from starspec.harness.datasets import Prompt, check_fit, spread
 from starspec.harness.decode import Advance, Job
 from starspec.harness.model_pair import ModelPair
 from starspec.harness.provenance import collect_provenance
@@ -78,8 +78,12 @@ class _Bench:
     def jobs(
         self, prompt_files: Sequence[Sequence[Prompt]], num: int, temperature: float, max_tokens: int
     ) -> list[Job]:
-        prompts = [prompt for prompts in prompt_files for prompt in spread(prompts, num)]
-        return self.workbench.jobs(prompts, Sampling(temperature=temperature), max_tokens)
+        return self.workbench.jobs(_share(prompt_files, num), Sampling(temperature=temperature), max_tokens)
+
+
+def _share(prompt_files: Sequence[Sequence[Prompt]], num: int) -> list[Prompt]:
+    """`num` prompts of each file."""
+    return [prompt for prompts in prompt_files for prompt in spread(prompts, num)]
 
 
 def measure_tree(
@@ -89,11 +93,13 @@ def measure_tree(
 
     Args:
         prompt_files: used in equal shares.
-    Raises: ModelError, VocabularyMismatch; ConfigError as `TreePlan.grid_for`.
+    Raises: as check_fit; ModelError, VocabularyMismatch; ConfigError as `TreePlan.grid_for`.
     """
     advance("loading", None)
     grid = plan.grid_for(has_head=models.has_head)
     shapes = grid.shapes()
+    for num in (plan.num_trial_prompts, plan.num_prompts):  # hours pass before the second
+        check_fit(_share(prompt_files, num), models.target_config())
     bench = _Bench(models, shapes)
     steps = bench.step_seconds()
     rows: list[TreeRow] = []

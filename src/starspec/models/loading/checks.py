@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from starspec.config.model import DEFAULT_MAX_MODEL_LEN, ModelConfig, check_there
 from starspec.config.option import A_MODEL
 from starspec.errors import ConfigError, ModelError
 from starspec.models.heads.detect import check_head_files, looks_like_a_head
+from starspec.models.layers import LayerRange
 from starspec.models.loading.config_json import (
     check_config_json,
     check_context_length,
@@ -15,6 +18,8 @@ from starspec.models.loading.config_json import (
 from starspec.models.loading.locate import is_synthetic, locate
 from starspec.models.loading.tokenizer import check_vocabulary_files
 from starspec.models.synthetic.spec import check_weightless, parse_synthetic
+
+MAX_LAYERS: Final = 10**6  # of a model whose config.json does not say how many it has
 
 
 def find_models(*models: str | None) -> None:
@@ -61,6 +66,28 @@ def check_cut(model: str, num_stages: int) -> None:
     num_layers = declared_layers(locate(model))
     if num_layers is not None and num_stages > num_layers:
         raise ConfigError(f"'{model}' has {num_layers} layers, so it cannot be cut into {num_stages} stages")
+
+
+def check_layers(model: str, layers: str) -> None:
+    """Check the layers of a stage, of a model that was found, as far as its config.json shows them.
+
+    Raises: ConfigError if they are not a range, or if the model has no such layers.
+    """
+    if is_synthetic(model):
+        raise ConfigError(f"'{model}' has no layers, so no stage can have some of them")
+    LayerRange.parse(layers, declared_layers(locate(model)) or MAX_LAYERS)
+
+
+def check_room(config: ModelConfig, max_tokens: int) -> None:
+    """Check that answers of a model that was found leave room for a prompt. Whether for a certain one is seen later.
+
+    Raises: ConfigError that names --max-tokens.
+    """
+    length = context_length(config)
+    if max_tokens >= length:
+        raise ConfigError(
+            f"--max-tokens {max_tokens} leaves no room for a prompt in this model's context of {length} tokens"
+        )
 
 
 def context_length(config: ModelConfig) -> int:
