@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import tracemalloc
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -257,6 +258,20 @@ def test_what_is_wrong_in_a_tools_schema_is_told_with_function_and_place(paramet
         ToolUse.of(request, HERMES)
     assert str(refused.value).startswith(f"tools: parameters of 'paint': {words}")
     assert refused.value.param == "tools"
+
+
+def test_schemas_of_tools_are_measured_before_anything_looks_into_them() -> None:
+    """The JSON pointers of these would take 60 MB, and those of a whole body gigabytes."""
+    inner = {"properties": {f"{number}": {} for number in range(3000)}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a" * 20_000: inner}}}}
+    request = ChatCompletionRequest.model_validate({"messages": [USER], "tools": [tool], "tool_choice": "required"})
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match="tools: the grammar of their schemas has more than the 32768 bytes"):
+            ToolUse.of(request, HERMES)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
 
 
 def test_tags_that_are_tokens_are_demanded_as_tokens(tokenizer: Any) -> None:

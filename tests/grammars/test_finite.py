@@ -118,6 +118,7 @@ def endless(**fields: object) -> dict[str, Any]:
     [
         endless(properties={"x": {"$ref": "#"}}, patternProperties={"y": {}}),
         endless(properties={"x": {"$ref": "#/properties/x"}}),
+        endless(properties={"x": {"anyOf": [{"$ref": "#/properties/x/anyOf/00"}]}}),
         endless(additionalProperties={"$ref": "#"}),
         endless(properties={"x": {"type": ["array"], "items": {"$ref": "#"}, "minItems": 1}}),
         endless(properties={"x": {"items": [{"$ref": "#"}], "type": "array", "minItems": 1}}),
@@ -137,6 +138,7 @@ def test_what_needs_itself_without_end_has_no_finite_text(schema: dict[str, Any]
         endless(patternProperties={"x": {}}, additionalProperties={"$ref": "#"}),
         endless(properties={"x": {"$id": "http://a.b", **endless(properties={"x": {"$ref": "#"}})}}),
         *(endless(properties={"x": {"$ref": each}}) for each in ("#x", "other.json#", "#/a/0", "#/%24defs", 3)),
+        *(endless(properties={"x": {"$ref": f"#/allOf/{each}"}}, allOf=[{}]) for each in ("1", "9" * 5000)),
         endless(
             properties={"x": {"$ref": "#/$defs/a/x"}}, **{"$defs": {"a": {"id": "http://a.b", "x": {"$ref": "#"}}}}
         ),

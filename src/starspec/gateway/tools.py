@@ -45,6 +45,7 @@ class ToolSyntax:
         Raises: RequestError if it is too long, or if the schema of a tool can never end or would be read otherwise.
         """
         try:
+            check_size([each.function.parameters for each in tools])  # before anything looks into them
             calls = [self._schema(each, f"#/anyOf/{place}") for place, each in enumerate(tools)]
             schema = {"anyOf": calls, "x-guidance": SEPARATORS}
             check_size(schema)
@@ -209,6 +210,6 @@ class ToolUse:
         most = 1 if has_one else MAX_CALLS
         if choice is None or choice == "auto":
             return cls(syntax, most, None)
-        grammar = syntax.demand(tools, most, as_tokens=syntax.are_tokens).spec()
-        functions = tuple(each.function for each in tools)
-        return cls(syntax, most, syntax.demand(tools, most), grammar, functions)
+        demand = syntax.demand(tools, most)
+        own = syntax.demand(tools, most, as_tokens=True) if syntax.are_tokens else demand
+        return cls(syntax, most, demand, own.spec(), tuple(each.function for each in tools))

@@ -5,11 +5,13 @@ What this file does not understand it takes to fit a text. So it finds not every
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, Final
 
 NOTHING_FITS: Final = "no text fits it: it needs itself without end, or allows nothing"
+INDEX: Final = re.compile("[0-9]{1,9}")  # in a JSON pointer, as llguidance takes it
 BASES: Final = ("$id", "id")  # keywords that change what the references below them mean
 
 
@@ -74,7 +76,7 @@ def referred(root: dict[str, Any], reference: object) -> Any:
         return None
     here: Any = root
     for name in reference.split("/")[1:]:
-        if isinstance(here, list) and name.isdecimal():
+        if isinstance(here, list) and INDEX.fullmatch(name):
             here = here[int(name)] if int(name) < len(here) else None
         else:
             here = here.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(here, dict) else None

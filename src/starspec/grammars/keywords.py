@@ -26,6 +26,7 @@ NARROWING: Final = (
     *("minItems", "maxItems", "uniqueItems", "minContains", "maxContains"),
     *("required", "minProperties", "maxProperties", "dependencies"),
 )
+BY_CASE: Final = {each.lower(): each for each in NARROWING}  # in lower case -> as it is written
 SURE_LEN: Final = 4  # characters of a keyword, from which on a word like it is taken to mean it
 LONG: Final = 8  # characters of a keyword, in which two letters may differ
 OTHERS: Final = ("cost", "href", "when")  # words like a keyword that may stand beside keywords
@@ -86,16 +87,17 @@ def _check(key: str, value: Any, here: dict[str, Any], pointer: str) -> None:
                 raise Misread(f"{key}: {quoted(number)} is not kept exactly: it is beyond {MAX_NUMBER}", pointer)
             if key == "multipleOf" and number <= 0:
                 raise Misread(f"{key} must be above 0, not {quoted(number)}", pointer)
-    if key not in NARROWING:
-        for known in NARROWING:
-            if _is_like(key, known):
-                raise Misread(f"unknown keyword {quoted(key)}; did you mean '{known}'?", pointer)
+    if key not in NARROWING and (meant := _meant(key)) is not None:
+        raise Misread(f"unknown keyword {quoted(key)}; did you mean '{meant}'?", pointer)
 
 
-def _is_like(key: str, known: str) -> bool:
-    """Whether it differs from a keyword in case, in dashes, or so little at one place that it surely means it."""
-    if key.lower().replace("_", "").replace("-", "") == known.lower():
-        return True
+def _meant(key: str) -> str | None:
+    """The keyword from which it differs in case or in dashes, or so little at one place that it surely means it."""
+    by_case = BY_CASE.get(key.lower().replace("_", "").replace("-", ""))
+    return by_case or next((known for known in NARROWING if _is_near(key, known)), None)
+
+
+def _is_near(key: str, known: str) -> bool:
     if len(known) < SURE_LEN or abs(len(key) - len(known)) > 1 or key in OTHERS:
         return False
     left, right = _without_same_beginning(key, known)
