@@ -48,6 +48,12 @@ def test_a_person_reads_where_it_is_and_what_it_takes(
     assert capsys.readouterr().err == f"hub: ready at {told}, Ctrl-C stops it\n"
 
 
+def test_what_is_loaded_has_any_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with ServerProcess("hub", ProcessConfig()).loading("loading draft [/x]"):
+        pass
+    assert capsys.readouterr().err == "hub: loading draft [/x] ...\n"
+
+
 def test_a_supervisor_is_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     reports: list[Report] = []
 

@@ -75,6 +75,15 @@ def test_a_terminal_gets_a_bar_with_the_stage() -> None:
     assert "loading: packing" in written.getvalue()
 
 
+def test_names_are_shown_as_they_are() -> None:
+    name = "reading [/x] [bold] :star:"
+    assert lines_of([(3.0, name, 1, 2)]) == [f"loading: {name}, 50%"]
+    written = io.StringIO()
+    with ProgressBar("loading", console=Console(file=written, width=100, force_terminal=True)) as bar:
+        bar.show(name, 1, 2)
+    assert f"loading: {name}" in written.getvalue()
+
+
 def test_reports_reach_the_listener_of_their_block_alone() -> None:
     heard: list[tuple[str, int, int]] = []
     report("nobody listens")

@@ -62,7 +62,7 @@ class ServerProcess:
         os.environ.update(unless_given(os.environ))
         self._name = name
         self._line = supervisor_line(os.environ)
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self.trace = Trace(name) if self._trace_file else None
         log_to_stderr(config.log_level)
 

@@ -41,7 +41,8 @@ class ProgressBar:
         self._printed_s = self._begun_s
         self._printed_stage = self._printed_line = ""
         self._stage, self._num_done, self._num_turns = "", 0, 0  # of the stage whose turns are counted
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+        text = TextColumn("{task.description}", markup=False)  # names of models and files are not markup
+        columns = (SpinnerColumn(), text, BarColumn(), TaskProgressColumn())
         self._progress = Progress(
             *columns,
             TimeElapsedColumn(),
@@ -97,7 +98,7 @@ class ProgressBar:
             and now - self._printed_s >= pause_s
         ):
             self._printed_s, self._printed_stage, self._printed_line = now, stage, line
-            self._console.print(line, soft_wrap=True)
+            self._console.print(line, soft_wrap=True, markup=False, emoji=False)
 
 
 def with_share(stage: str, num_done: int, num_all: int) -> str:

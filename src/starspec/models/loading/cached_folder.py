@@ -68,7 +68,7 @@ def progress_steps(title: str, num_steps: int) -> Iterator[Advance]:
     """Show a progress bar on stderr for steps of unknown length."""
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
