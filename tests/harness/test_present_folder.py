@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import subprocess
 from multiprocessing import get_context
 from pathlib import Path
@@ -65,7 +66,11 @@ def test_children_of_a_star_do_not(marker: Path) -> None:
 def test_processes_of_multiprocessing_do_not(marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONSAFEPATH", "")  # so that it is as before when this test ends
     monkeypatch.setattr(starspec.cli, "main", _start_one)
-    main()
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        main()
+    finally:
+        signal.signal(signal.SIGINT, on_interrupt)
     assert not marker.exists()
 
 
