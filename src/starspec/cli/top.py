@@ -75,8 +75,7 @@ def table_of(view: StarView, url: str) -> RenderableType:
     from starspec.observe.view import snapshot_of  # noqa: PLC0415
 
     table = star_table(snapshot_of(view), f"{', '.join(view.models)} at {url}", *_states(view))
-    times = [_time_of_day(each.time_s) for each in view.events[:NUM_EVENTS]]
-    events = [Text(harmless(f"{when}  {each.text}")) for when, each in zip(times, view.events, strict=False)]
+    events = [Text(harmless(f"{_time_of_day(each.time_s)}  {each.text}")) for each in view.events[:NUM_EVENTS]]
     return Group(table, *events)
 
 
