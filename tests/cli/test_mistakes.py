@@ -487,7 +487,7 @@ MISTAKES = {
     ),
     "addresses to a device": (
         ("up", "--target", "x", "--ready-file", "/dev/null"),
-        "--ready-file: '/dev/null' is no regular file, and starspec would remove it",
+        "--ready-file: '/dev/null' is not a regular file, and starspec would remove it",
     ),
     "a model's name that is no text": (("up", "m\udcff"), "model is not valid Unicode text: give it in UTF-8"),
     "a draft's name that is no text": (

@@ -200,7 +200,7 @@ def test_a_wrong_key_is_one_sentence(command: str, gateway: Any, starspec: Calla
 def test_what_is_no_address_is_one_sentence(command: str, url: str, starspec: Callable[..., Any]) -> None:
     outcome = starspec(command, url)
     assert outcome.code == 2
-    assert outcome.err.startswith(f"starspec: {url!a} is not the address of a gateway, as http://127.0.0.1:8000: ")
+    assert outcome.err.startswith(f"starspec: {url!a} is not the address of a gateway, such as http://127.0.0.1:8000: ")
     assert outcome.err.count("\n") == 1
 
 
@@ -219,7 +219,7 @@ def test_a_proxy_or_certificates_that_cannot_be_used_are_one_sentence(
 ) -> None:
     monkeypatch.setenv(variable, value)
     outcome = starspec(command, "http://example.invalid")
-    told = "starspec: variables of the environment name a proxy or certificates (SSL_CERT_FILE) that cannot be used: "
+    told = "starspec: environment variables name a proxy or certificates (SSL_CERT_FILE) that cannot be used: "
     assert outcome.code == 2
     assert outcome.err.startswith(told)
     assert outcome.err.count("\n") == 1

@@ -40,7 +40,7 @@ ApiKey = Annotated[
 class GatewayClient:
     """A running gateway. Each method raises a StarspecError with a sentence if the gateway does not answer.
 
-    Raises: ConfigError if the address or the key can be none.
+    Raises: ConfigError if the address, the key or a proxy cannot be used.
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
@@ -57,11 +57,13 @@ class GatewayClient:
         try:
             base = httpx.URL(self.url)
         except httpx.InvalidURL as error:
-            raise ConfigError(f"{quoted(url)} is not the address of a gateway, as {DEFAULT_URL}: {error}") from error
+            raise ConfigError(
+                f"{quoted(url)} is not the address of a gateway, such as {DEFAULT_URL}: {error}"
+            ) from error
         try:
             self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout)
         except (httpx.InvalidURL, ImportError, OSError, ValueError) as error:
-            what = "variables of the environment name a proxy or certificates (SSL_CERT_FILE) that cannot be used"
+            what = "environment variables name a proxy or certificates (SSL_CERT_FILE) that cannot be used"
             raise ConfigError(f"{what}: {error}") from error
 
     def views(self) -> Iterator[StarView]:

@@ -117,7 +117,7 @@ class UpOptions:
     def __post_init__(self) -> None:
         check_file(self.ready_file, "--ready-file")
         if self.ready_file is not None and self.ready_file.exists() and not self.ready_file.is_file():
-            raise ConfigError(f"--ready-file: '{self.ready_file}' is no regular file, and starspec would remove it")
+            raise ConfigError(f"--ready-file: '{self.ready_file}' is not a regular file, and starspec would remove it")
 
 
 @bound

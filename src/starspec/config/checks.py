@@ -76,7 +76,7 @@ def check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:
 
 
 def check_words(config: Any, prefix: str = "") -> None:
-    """Raises: ConfigError if a field of a few words has another one, or if a text is none.
+    """Raises: ConfigError if a field of a few words has another one, or if a text is not Unicode.
 
     Args:
         prefix: comes before the field's name in the sentence.
@@ -94,7 +94,7 @@ def check_words(config: Any, prefix: str = "") -> None:
 
 
 def is_unicode(value: object) -> bool:
-    """False for a text with half of a surrogate pair, as Python reads a byte that is not UTF-8: none can be sent."""
+    """False for a text with half of a surrogate pair, as Python reads a byte that is not UTF-8. It cannot be sent."""
     return not isinstance(value, str) or not any("\ud800" <= each <= "\udfff" for each in value)
 
 
@@ -181,7 +181,7 @@ def check_api_key(key: str) -> None:
     """Raises: ConfigError if not every client can send the key."""
     if not SENDABLE.fullmatch(key):
         raise ConfigError(
-            "the API key must be of printable ASCII characters, without spaces around it: no other is sent"
+            "the API key must be of printable ASCII characters, without spaces around it: many clients send no other"
         )
 
 

@@ -56,7 +56,7 @@ class BatchingConfig:
         if self.max_passed_over is not None and self.max_passed_over < 1:
             raise ConfigError(f"max_passed_over must be at least 1, or None for no bound, got {self.max_passed_over}")
         if self.min_group < 2:
-            raise ConfigError(f"min_group must be at least 2, got {self.min_group}: one sequence is no group")
+            raise ConfigError(f"min_group must be at least 2, got {self.min_group}: one sequence is not a group")
         own = (self.window, self.max_passed_over, self.min_group)
         if self.method != "exspec" and own != (None, MAX_PASSED_OVER, MIN_GROUP):
             raise ConfigError(f"window, max_passed_over and min_group are for exspec, and batching is {self.method}")
