@@ -16,7 +16,7 @@ from starspec.supervise.child import ChildSpec, ChildState
 from starspec.supervise.report import Ready, Report
 from starspec.supervise.supervisor import ChildView
 
-ADDRESS, MEMORY = "tcp://h:1", "2 cache rows, at most 7 MiB"
+ADDRESS, MEMORY = "tcp://127.0.0.1:7700", "32 cache rows, at most 98 MiB"
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +49,10 @@ def test_a_person_reads_where_it_is_and_what_it_takes(
 
 
 def test_what_is_loaded_has_any_name(capsys: pytest.CaptureFixture[str]) -> None:
-    with ServerProcess("hub", ProcessConfig()).loading("loading draft [/x]"):
+    name = "[/x] " + "long " * 20
+    with ServerProcess("hub", ProcessConfig()).loading(f"loading draft {name}"):
         pass
-    assert capsys.readouterr().err == "hub: loading draft [/x] ...\n"
+    assert capsys.readouterr().err == f"hub: loading draft {name} ...\n"
 
 
 def test_a_supervisor_is_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

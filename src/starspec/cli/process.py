@@ -75,7 +75,7 @@ class ServerProcess:
                 yield
             return
         if not self._console.is_terminal:
-            self._console.print(f"{self._name}: {what} ...")
+            self._console.print(f"{self._name}: {what} ...", soft_wrap=True)
         with ProgressBar(f"{self._name}: {what}", console=self._console) as bar, listening(bar.show):
             yield
 
@@ -90,7 +90,7 @@ class ServerProcess:
             self._line.send(Ready(server.address, server.memory))
         else:
             memory = server.memory and f", {server.memory}"
-            self._console.print(f"{self._name}: ready at {server.address}{memory}, Ctrl-C stops it")
+            self._console.print(f"{self._name}: ready at {server.address}{memory}, Ctrl-C stops it", soft_wrap=True)
         try:
             server.run()
         finally:
