@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from starspec.config import MIN_SERVING_LEASE_S, TargetConfig
 from starspec.errors import CapacityError, ConfigError, OurBug, PeerLost, RequestError, StarspecError
-from starspec.gateway import routed_target
+from starspec.gateway import open_request
 from starspec.gateway.generation import Generation
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
 from starspec.gateway.routed_target import ASK_INTERVAL_S, RoutedTarget
@@ -158,9 +158,9 @@ async def test_losing_a_target_fails_its_own_requests_and_no_others(targets: lis
 async def test_an_answer_that_is_more_than_was_asked_for_ends(
     targets: list[Any], monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(routed_target, "MAX_TOKENS", 4)
-    monkeypatch.setattr(routed_target, "MORE_TOKENS", 4)
-    monkeypatch.setattr(routed_target, "MAX_TEXT", 100)
+    monkeypatch.setattr(open_request, "MAX_TOKENS", 4)
+    monkeypatch.setattr(open_request, "MORE_TOKENS", 4)
+    monkeypatch.setattr(open_request, "MAX_TEXT", 100)
     target = targets[0]
     async with Router([target]) as router:
         await connected(router, 1)

@@ -12,7 +12,8 @@ import structlog
 from starspec.errors import RequestError, StarspecError
 from starspec.gateway.background import Pace
 from starspec.gateway.generation_request import GenerationRequest
-from starspec.gateway.routed_target import RoutedTarget, num_positions
+from starspec.gateway.open_request import num_positions
+from starspec.gateway.routed_target import RoutedTarget
 from starspec.gateway.target_set import TargetSet
 from starspec.ids import RequestId
 from starspec.policy.routing import may_move

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final, Protocol, assert_never
 
 import structlog
 
 from starspec.audit import AuditLog
-from starspec.errors import CapacityError, LocalProtocolError, OurBug, PeerLost, RequestError, StarspecError
-from starspec.gateway.background import STEPS, Pace
+from starspec.errors import LocalProtocolError, OurBug, PeerLost, RequestError
+from starspec.gateway.background import Pace
+from starspec.gateway.open_request import OpenRequest, Sink, error_of, fail_all, num_positions, refusal_of
 from starspec.ids import RequestId, TargetId
 from starspec.log_limit import LogLimit
-from starspec.policy.retry_after import LEAST_S
 from starspec.policy.routing import TargetSnapshot
 from starspec.policy.target_health import (
     SILENCE_S,
@@ -26,9 +24,7 @@ from starspec.policy.target_health import (
     Trouble,
     leaves_silent_target,
 )
-from starspec.wire.codec import size_of
 from starspec.wire.messages import (
-    GRAMMAR_FAILED,
     PROTOCOL_VERSION,
     Abort,
     Ask,
@@ -43,17 +39,8 @@ from starspec.wire.messages import (
 )
 
 ASK_INTERVAL_S: Final = 0.5  # between two Asks for a target's status; each also renews the lease
-MAX_TEXT: Final = 2**24  # characters of one answer
-MAX_BYTES: Final = 2**27  # of the messages of one answer
-TOKEN_BYTES: Final = 512  # of one token that comes alone, with its text and all that a message has beside
-LOGPROB_BYTES: Final = 64  # of a token that is told with its log-probability
-MAX_TOKENS: Final = 2**20  # of an answer that has no limit of its own
-MORE_TOKENS: Final = 2**16  # than the limit that an answer has: nothing here depends on a target's keeping it exactly
 
 log = structlog.get_logger()
-
-Sink = Callable[[EngineOutput | StarspecError], None]
-"""Receives the outputs of one request. Nothing follows an error or an output with a finish reason."""
 
 
 class ServingLink(Protocol):
@@ -86,51 +73,6 @@ class ServingLink(Protocol):
     def close(self) -> None: ...
 
 
-def num_positions(spec: RequestSpec) -> int:
-    """Positions of the context that a request can need. Without `max_tokens` it needs room for one token."""
-    return len(spec.prompt_token_ids) + (spec.max_tokens or 1) - 1
-
-
-@dataclass(slots=True)
-class _OpenRequest:
-    """One request at a target."""
-
-    spec: RequestSpec
-    sink: Sink
-    has_begun: bool = False  # an output has come
-    num_tokens: int = 0  # that came
-    num_scored: int = 0  # tokens of its prompt whose log-probabilities came
-    num_chars: int = 0
-    num_bytes: int = 0  # of all that came
-
-    def take(self, output: EngineOutput) -> bool:
-        """Count an output. Returns: whether a target may answer so much; the gateway keeps it until all has come."""
-        spec, self.has_begun = self.spec, True
-        self.num_tokens += len(output.token_ids)
-        self.num_scored += len(output.prompt_logprobs or ())
-        self.num_chars += len(output.text)
-        self.num_bytes += size_of(output)
-        most = MORE_TOKENS + (MAX_TOKENS if spec.max_tokens is None else spec.max_tokens)
-        most_scored = 0 if spec.prompt_logprobs is None else len(spec.prompt_token_ids)
-        most_logprobs = 0 if spec.logprobs is None else len(output.token_ids)
-        says_something = output.token_ids or output.prompt_logprobs or output.finish_reason is not None
-        return (
-            bool(says_something)  # else there could be any number of them
-            and self.num_tokens <= most
-            and self.num_scored <= most_scored
-            and len(output.logprobs or ()) <= most_logprobs
-            and self.num_chars <= MAX_TEXT
-            and (output.verified is None or spec.draft is not None)
-            and self.num_bytes
-            <= min(MAX_BYTES, most * _value_bytes(spec.logprobs) + most_scored * _value_bytes(spec.prompt_logprobs))
-        )
-
-
-def _value_bytes(num_top: int | None) -> int:
-    """Bytes that one token takes at most in messages, in the mean: itself, its text, and the likeliest at its place."""
-    return TOKEN_BYTES + (0 if num_top is None else (1 + num_top) * LOGPROB_BYTES)
-
-
 class RoutedTarget:
     """One target as this gateway sees it."""
 
@@ -141,7 +83,7 @@ class RoutedTarget:
         self._audit = audit or AuditLog.off()
         self._clock = clock
         self._log_limit = LogLimit(clock)  # a target can cause every line here at will
-        self._open: dict[RequestId, _OpenRequest] = {}
+        self._open: dict[RequestId, OpenRequest] = {}
         self._num_others = 0  # requests of other gateways at the target
         self._vitals = TargetVitals(clock())
         self._refusal = ""  # the last reason for a refusal that was logged
@@ -201,7 +143,7 @@ class RoutedTarget:
 
     def submit(self, request_id: RequestId, spec: RequestSpec, sink: Sink) -> None:
         """Start a request, whose outputs go to `sink`. Raises: RequestError if it is too large for a message."""
-        self._open[request_id] = _OpenRequest(spec, sink)
+        self._open[request_id] = OpenRequest(spec, sink)
         try:
             self._link.send(Submit(request_id, spec))
         except LocalProtocolError as error:
@@ -226,7 +168,7 @@ class RoutedTarget:
         }
         for request_id in leaving:
             self.abort(request_id)
-        _fail(leaving.values(), f"the target at {self.endpoint} does not answer")
+        fail_all(leaving.values(), f"the target at {self.endpoint} does not answer")
 
     async def listen(self) -> None:
         """Receive the target's messages until cancelled. Other tasks get their turn, however many messages wait."""
@@ -287,7 +229,7 @@ class RoutedTarget:
                     self._audit.note("refused_by_target", endpoint=self.endpoint, why=reason)
                 self._refusal = reason
             case Rejected(request_id=request_id) if request_id in self._open:
-                self._open.pop(request_id).sink(_refusal(message))
+                self._open.pop(request_id).sink(refusal_of(message))
             case EngineOutput(request_id=request_id) if request_id in self._open:
                 self._take(request_id, message)
             case Rejected() | EngineOutput():
@@ -304,7 +246,7 @@ class RoutedTarget:
             return
         if output.finish_reason is not None:
             del self._open[request_id]
-        request.sink(_error_of(output) or output)
+        request.sink(error_of(output) or output)
 
     def _lose(self, why: str) -> None:
         """Fail every open request. The target gets no requests until it sends its status again."""
@@ -316,7 +258,7 @@ class RoutedTarget:
         self._num_others = 0
         for request_id in lost:
             self._link.send(Abort(request_id))  # in case it is alive after all; dropped while not connected
-        _fail(lost.values(), f"the target of this request is lost: {why}")
+        fail_all(lost.values(), f"the target of this request is lost: {why}")
 
     def _note_state(self) -> None:
         """Note since when the target is in its state, and log when it falls silent and when it answers again."""
@@ -332,34 +274,3 @@ class RoutedTarget:
 
     def _log(self, write: Callable[..., object], event: str, **fields: int | str | None) -> None:
         self._log_limit.log(write, event, kind=None, endpoint=self.endpoint, **fields)
-
-
-def _fail(requests: Iterable[_OpenRequest], why: str) -> None:
-    """Tell these requests that their target is lost: a few now, and a few in each further turn of the event loop.
-
-    To send a request to another target takes up to a millisecond.
-    """
-    left = iter(requests)
-    for request in itertools.islice(left, STEPS):
-        request.sink(PeerLost(why))
-    if rest := list(left):
-        asyncio.get_running_loop().call_soon(_fail, rest, why)
-
-
-def _refusal(rejected: Rejected) -> StarspecError:
-    is_capacity = rejected.status == 429 or rejected.status >= 500
-    if is_capacity:
-        return CapacityError(rejected.message, rejected.retry_after_s or LEAST_S)
-    return RequestError(rejected.message, rejected.param, rejected.status)
-
-
-def _error_of(output: EngineOutput) -> StarspecError | None:
-    """The error for a last output that ended neither by stop nor by length."""
-    if output.finish_reason == "abort":
-        why = output.stop_reason if isinstance(output.stop_reason, str) else "it may be shutting down"
-        return CapacityError(f"the target aborted this request: {why}")
-    if output.finish_reason == "error" and str(output.stop_reason).startswith(GRAMMAR_FAILED):
-        return RequestError(str(output.stop_reason), "structured_outputs")
-    if output.finish_reason == "error":
-        return OurBug("the target failed on this request; its log says more")
-    return None

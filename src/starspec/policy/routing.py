@@ -35,7 +35,7 @@ def pick(targets: Sequence[TargetSnapshot], num_positions: int) -> int | None:
     A target in a long step comes after the others, whatever their loads.
 
     Args:
-        num_positions: that the request can need (`num_positions` of `gateway/routed_target.py`).
+        num_positions: that the request can need (`num_positions` of `gateway/open_request.py`).
     Returns: its index in `targets`; None if no target has a context that is long enough.
     """
     fit = [index for index, each in enumerate(targets) if each.takes(num_positions)]
