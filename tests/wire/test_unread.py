@@ -34,7 +34,7 @@ from starspec.wire.messages import (
     VerdictOf,
     Welcome,
 )
-from starspec.wire.transports import target_sockets, unread
+from starspec.wire.transports import target_sockets, tcp_state, unread
 from starspec.wire.transports.base import Left
 from starspec.wire.transports.serving_client import ServingClient
 from starspec.wire.transports.serving_server import ServingServer
@@ -49,7 +49,7 @@ from starspec.wire.transports.sockets import (
 )
 from starspec.wire.transports.stage_connection import StageConnection
 from starspec.wire.transports.stage_port import StagePort
-from starspec.wire.transports.unread import UnreadMonitor
+from starspec.wire.transports.unread_guard import UnreadMonitor
 from starspec.wire.transports.unsent import MAX_UNSENT_BYTES, STEP_BYTES
 
 pytestmark = pytest.mark.system
@@ -186,7 +186,7 @@ async def test_a_target_that_fills_a_queue_and_breaks_off_does_not_end_the_gatew
             peer.socket.sendall(b"\x00\x01x" * 4 * RECEIVE_HIGH_WATER)
         time.sleep(QUIET_S)  # noqa: ASYNC251 (the gateway is busy, and reads nothing)
         for peer in peers:
-            peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, unread.RESET)
+            peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, tcp_state.RESET)
             peer.socket.close()
         time.sleep(QUIET_S)  # noqa: ASYNC251
         with pytest.raises(PeerLost):

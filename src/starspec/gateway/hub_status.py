@@ -18,7 +18,7 @@ from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import PROTOCOL_VERSION, Ask, HubPublicReply, HubStatus, Refused
 from starspec.wire.transports.sockets import connect, host_of, set_limits
-from starspec.wire.transports.unread import LOOK_S, UnreadMonitor
+from starspec.wire.transports.unread_guard import LOOK_S, UnreadMonitor
 
 TIMEOUT_S: Final = 1.0
 INTERVAL_S: Final = 0.5

@@ -28,7 +28,7 @@ from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import Fault, Features, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
 from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
 from starspec.wire.transports.sockets import GOODBYE_MS, LOST, Socket, name_of, receive_at_most
-from starspec.wire.transports.unread import MAX_OWN_CONNECTIONS, UnreadMonitor
+from starspec.wire.transports.unread_guard import MAX_OWN_CONNECTIONS, UnreadMonitor
 from starspec.wire.transports.unsent import Unsent
 
 ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port

@@ -37,7 +37,7 @@ from starspec.wire.messages import (
 from starspec.wire.transports.base import Admit, HubTransportStats, Report
 from starspec.wire.transports.hub_link import READ_BURST, HubLink
 from starspec.wire.transports.sockets import Context, Socket, bind, make_socket, receive_at_most
-from starspec.wire.transports.unread import UnreadMonitor
+from starspec.wire.transports.unread_guard import UnreadMonitor
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from starspec.audit import AuditLog
 from starspec.wire.callers import Callers, Doorkeeper
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.transports.sockets import GOODBYE_MS, Context, Socket, bind, make_socket
-from starspec.wire.transports.unread import Limits, UnreadGuard
+from starspec.wire.transports.unread import Limits
+from starspec.wire.transports.unread_guard import UnreadGuard
 
 
 class ServerSocket:

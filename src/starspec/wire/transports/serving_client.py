@@ -34,7 +34,8 @@ from starspec.wire.transports.sockets import (
     host_of,
     set_limits,
 )
-from starspec.wire.transports.unread import BEGUN, EVENT, LOOK_S, Unread
+from starspec.wire.transports.unread import BEGUN, Unread
+from starspec.wire.transports.unread_guard import EVENT, LOOK_S
 
 RECONNECT_MS: Final = (50, 500)  # first and longest pause
 # A target that ends resets its connection. A silent target may be suspended, or its machine may be very busy. Its

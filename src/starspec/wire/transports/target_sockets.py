@@ -20,7 +20,7 @@ from starspec.wire.transports.sockets import (
     events_of,
     make_socket,
 )
-from starspec.wire.transports.unread import UnreadGuard
+from starspec.wire.transports.unread_guard import UnreadGuard
 from starspec.wire.transports.unsent import MAX_LARGE_BYTES, Unsent
 
 _pairs = itertools.count()

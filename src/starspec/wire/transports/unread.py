@@ -1,44 +1,29 @@
 """How much one connection may make its reader hold, and how many connections there may be.
 
 ZeroMQ gathers a multipart before it hands it over, however many frames it has, and it has no setting for that. So this
-module asks the kernel what came over a connection, and ends a connection when too much came since its last message.
-
-A file descriptor of ZeroMQ's may be closed at any time, and may then be another connection. So none is kept: each look
-makes a copy, and counts only what leads to the expected port.
+module asks the kernel what came over a connection, and ends a connection when too much came since its last message
+(`unread_guard.py` lets it look). Only what leads to the expected port counts.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
-import os
-import resource
 import socket
-import struct
-import termios
-import threading
-import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 import zmq
 
-from starspec.wire.transports.sockets import Socket, SocketMonitor, network_of, port_of
+from starspec.wire.transports.sockets import network_of
+from starspec.wire.transports.tcp_state import bytes_received, bytes_waiting, copy_of, reset
 
 MAX_UNREAD_BYTES: Final = 80 * 2**20  # RECEIVE_HIGH_WATER multiparts of an honest peer, and a part of one
 NEWCOMER_BYTES: Final = 64 * 1024  # before its first message is read: honest peers ask, and wait for the answer
-LOOK_S: Final = 0.05  # between looks
 MOVED_BYTES: Final = 4096  # of a message that is not whole: more than heartbeats bring while a slow link is waited for
 SETTLED_LOOKS: Final = 20  # a connection that is heard after so many is not new any more
-MAX_CONNECTIONS: Final = 1024  # of a server's socket
 MAX_BARRED: Final = 4096  # peers that are remembered
-MAX_OWN_CONNECTIONS: Final = 64  # of a port that belongs to one target
-RECEIVED: Final = struct.Struct("@128xQ")  # tcpi_bytes_received of Linux's tcp_info
-WAITING: Final = struct.Struct("@i")  # bytes that the kernel still holds
-RESET: Final = struct.pack("@ii", 1, 0)  # of SO_LINGER: to close is to reset
-EVENT: Final = struct.Struct("=hi")  # of a monitor: what, and its value
 BEGUN: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED
 FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
 
@@ -120,7 +105,7 @@ class Unread:
         """The socket's monitor tells this: connections that begin are watched until they end."""
         if event & BEGUN:
             self._connections.pop(value, None)
-            with contextlib.suppress(OSError), _copy_of(value) as connection:
+            with contextlib.suppress(OSError), copy_of(value) as connection:
                 if self._is_ours(connection):
                     self._begin(value, connection)
         elif event == zmq.EVENT_DISCONNECTED:
@@ -139,9 +124,9 @@ class Unread:
 
     def cut(self, fd: int) -> None:
         """End this connection, if it is one. Callable from any thread."""
-        with contextlib.suppress(OSError), _copy_of(fd) as connection:
+        with contextlib.suppress(OSError), copy_of(fd) as connection:
             if self._is_ours(connection):
-                _reset(connection)
+                reset(connection)
 
     def bar(self, peer: bytes, frame: zmq.Frame) -> bool:
         """End the connection of this peer, over which the frame came. By the thread that reads the socket.
@@ -156,9 +141,9 @@ class Unread:
         if len(self._barred) > MAX_BARRED:
             self._barred.popitem(last=False)
         if is_new:
-            with contextlib.suppress(OSError), _copy_of(int(frame.get(zmq.SRCFD))) as connection:
+            with contextlib.suppress(OSError), copy_of(int(frame.get(zmq.SRCFD))) as connection:
                 if self._is_ours(connection) and connection.getpeername()[0] == frame.get("Peer-Address"):
-                    _reset(connection)
+                    reset(connection)
         return is_new
 
     def look(self) -> int:
@@ -192,7 +177,7 @@ class Unread:
 
     def _is_cut(self, fd: int, connection: _Connection, heard: Mapping[int, str]) -> bool:
         """Look at one connection. Returns: whether it was ended. Raises: OSError if it is not a connection any more."""
-        came = _bytes_received(fd)
+        came = bytes_received(fd)
         if came == connection.came and fd not in heard:
             return False
         connection.grow(came, self._num_looks)
@@ -202,16 +187,15 @@ class Unread:
             connection.hear(heard[fd])
         if came - connection.read <= self._limits.of(connection):
             return False
-        with _copy_of(fd) as copy:
+        with copy_of(fd) as copy:
             return self._is_reset(copy, connection)
 
     def _is_reset(self, copy: socket.socket, connection: _Connection) -> bool:
         """End a connection over which too much came, if that is not still with the kernel. Returns: whether it did."""
-        [waiting] = WAITING.unpack(fcntl.ioctl(copy, termios.FIONREAD, bytes(WAITING.size)))
-        num_unread = connection.came - waiting - connection.read
+        num_unread = connection.came - bytes_waiting(copy) - connection.read
         is_cut = self._is_ours(copy) and num_unread > self._limits.of(connection)
         if is_cut:
-            _reset(copy)
+            reset(copy)
         return is_cut
 
     def _is_ours(self, connection: socket.socket) -> bool:
@@ -219,145 +203,3 @@ class Unread:
             return False
         address = connection.getpeername() if self._is_client else connection.getsockname()
         return bool(address[1] == self._port)
-
-
-class UnreadMonitor(SocketMonitor):
-    """The events of one socket, from which its `Unread` learns of the connections.
-
-    Args:
-        events: those that the owner wants to know.
-        peer_port: as `Unread`'s, of a socket that connects; None = it is bound to its port.
-        most: connections of a bound socket.
-        limits: of each of these.
-    Raises: as SocketMonitor.
-    """
-
-    def __init__(
-        self,
-        socket: zmq.Socket[Any],
-        events: int = 0,
-        peer_port: int | None = None,
-        most: int = MAX_CONNECTIONS,
-        limits: Limits = Limits(),  # noqa: B008 (a tuple)
-    ) -> None:
-        super().__init__(socket, events | BEGUN | zmq.EVENT_DISCONNECTED)
-        self._wanted = events
-        self.unread = (
-            Unread(port_of(socket), most=_affordable(most), limits=limits)
-            if peer_port is None
-            else Unread(peer_port, is_client=True)
-        )
-
-    def events(self) -> Iterator[tuple[int, int]]:
-        """As SocketMonitor, of those that the owner wants."""
-        for event, value in super().events():
-            self.unread.note(event, value)
-            if event & self._wanted:
-                yield event, value
-
-    def look(self) -> int:
-        """As Unread, for an owner that wants no events."""
-        for _ in self.events():
-            pass
-        return self.unread.look()
-
-
-def _reset(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)  # else a full peer is not told
-    connection.shutdown(socket.SHUT_RDWR)
-
-
-@contextlib.contextmanager
-def _copy_of(fd: int) -> Iterator[socket.socket]:
-    """Another descriptor of the same connection. Raises: OSError if there is none."""
-    copy = os.dup(fd)
-    try:
-        connection = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
-    with connection:
-        yield connection
-
-
-def _bytes_received(fd: int) -> int:
-    """What has come over a connection so far; of a descriptor that leads elsewhere, anything. Raises: OSError."""
-    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=fd)  # told what it is, Python does not ask
-    try:
-        [came] = RECEIVED.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED.size))
-    finally:
-        connection.detach()
-    return int(came)
-
-
-def _affordable(most: int) -> int:
-    """So many connections, or as many as take half of the descriptors of this process."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most if soft == resource.RLIM_INFINITY else min(most, soft // 2)
-
-
-class UnreadGuard(threading.Thread):
-    """A thread that looks at one socket's connections, however long the socket's owner computes.
-
-    It ends with the socket's context, or when it is told to.
-
-    Args:
-        events, peer_port, limits: as UnreadMonitor.
-        pass_on: gets the events that the owner wants, as a monitor sends them. The thread closes it.
-    Raises: as SocketMonitor.
-    """
-
-    def __init__(
-        self,
-        socket: Socket,
-        events: int = 0,
-        peer_port: int | None = None,
-        pass_on: Socket | None = None,
-        limits: Limits = Limits(),  # noqa: B008 (a tuple)
-    ) -> None:
-        super().__init__(name="starspec-unread", daemon=True)
-        self._monitor = UnreadMonitor(socket, events, peer_port, limits=limits)
-        self._pass_on = pass_on
-        self._is_ending = False
-        self._looked_s = -math.inf
-        self.num_cut = 0  # connections that were ended
-        self.start()
-
-    @property
-    def num_moves(self) -> int:
-        """As Unread."""
-        return self._monitor.unread.num_moves
-
-    def hear(self, frame: zmq.Frame, owner: str = "") -> int:
-        """As Unread."""
-        return self._monitor.unread.hear(frame, owner)
-
-    def cut(self, fd: int) -> None:
-        """As Unread."""
-        self._monitor.unread.cut(fd)
-
-    def bar(self, peer: bytes, frame: zmq.Frame) -> bool:
-        """As Unread."""
-        return self._monitor.unread.bar(peer, frame)
-
-    def end(self) -> None:
-        """Look no more, from LOOK_S later on."""
-        self._is_ending = True
-
-    def run(self) -> None:
-        with self._monitor.socket as monitored, self._pass_on or contextlib.nullcontext():
-            while not self._is_ending:
-                try:
-                    monitored.poll(int(LOOK_S * 1000))
-                    self._turn()
-                except zmq.ZMQError:  # the context ends
-                    return
-
-    def _turn(self) -> None:
-        for event, value in self._monitor.events():
-            if self._pass_on is not None:
-                with contextlib.suppress(zmq.Again):  # the owner does not read
-                    self._pass_on.send_multipart([EVENT.pack(event, value), b""], zmq.NOBLOCK)
-        if (now := time.monotonic()) - self._looked_s >= LOOK_S:
-            self._looked_s = now
-            self.num_cut += self._monitor.unread.look()
