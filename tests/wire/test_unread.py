@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -461,3 +462,25 @@ def test_a_connection_that_has_only_heartbeats_is_not_silent(crowd: Crowd) -> No
     others = [crowd.come() for _ in range(4)]
     assert is_open(beating)
     assert [is_open(each) for each in others] == [False, True, True, True]
+
+
+def test_only_a_connection_over_which_a_message_came_moves_anything(crowd: Crowd) -> None:
+    """So nobody without a key makes a stage look as if hidden states arrived."""
+    part = b"\x03" + struct.pack(">Q", 4 * unread.MOVED_BYTES) + bytes(4 * unread.MOVED_BYTES)
+    watched = crowd.monitor.unread
+
+    def send(peer: HandMade) -> None:
+        """The server has noticed a part of a message."""
+        peer.socket.sendall(part)
+        until_s, num_there = time.monotonic() + PATIENCE_S, sum(each.came for each in watched._connections.values())
+        while sum(each.came for each in watched._connections.values()) < num_there + len(part):
+            assert time.monotonic() < until_s
+            crowd.monitor.look()
+
+    stranger, peer = crowd.come(), crowd.come()
+    crowd.monitor.look()
+    send(stranger)
+    assert watched.num_moves == 0
+    crowd.say(peer)
+    send(peer)
+    assert watched.num_moves > 0

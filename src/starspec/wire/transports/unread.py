@@ -98,7 +98,7 @@ class Unread:
         self._barred: OrderedDict[bytes, None] = OrderedDict()
         self._heard: dict[int, str] = {}  # since the last look: whose message it was, if that is known
         self._num_looks = 0
-        self.num_moves = 0  # times that MOVED_BYTES more had come of a message that was not whole
+        self.num_moves = 0  # times that MOVED_BYTES more had come of a later message that was not whole
         self._num_crowded_out = 0  # since the last look
 
     def note(self, event: int, value: int) -> None:
@@ -181,7 +181,8 @@ class Unread:
         if came == connection.came and fd not in heard:
             return False
         connection.grow(came, self._num_looks)
-        self.num_moves += connection.moves()
+        if connection.has_spoken:  # whoever has not may be a stranger
+            self.num_moves += connection.moves()
         self._connections.move_to_end(fd)
         if fd in heard:
             connection.hear(heard[fd])
