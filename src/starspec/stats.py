@@ -226,6 +226,7 @@ class StageStats:
     layers: str = ""  # START:END; "" = not known yet
     index: Number | None = None  # its place among the stages; None = it is a spare
     is_attached: bool = False
+    is_fit: bool = True  # False: a spare that can take no place; the target's log says why
     num_traversals: Number = 0  # that landed; a spare that takes a place goes on with its sums
     compute_s: Amount = 0.0
     wait_s: Amount = 0.0  # traversals lay there before they were computed
@@ -235,6 +236,8 @@ class StageStats:
     @property
     def state(self) -> str:
         """For people."""
+        if self.index is None and not self.is_fit:
+            return "spare, unfit"
         if self.index is None:
             return "spare" if self.is_attached else "spare, away"
         return "attached" if self.is_attached else "lost"

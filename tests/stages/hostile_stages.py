@@ -26,6 +26,7 @@ from starspec.wire.messages import (
     Beat,
     CoordinatorToStage,
     Gap,
+    Identity,
     Landing,
     Outdated,
     Refused,
@@ -116,7 +117,7 @@ class MadStage(StageWorker):
     def say_raw(self, message: dict[str, object]) -> None:
         self.pipe.tell(self.index, msgspec.msgpack.encode(message))
 
-    def control(self, message: CoordinatorToStage) -> Attached | Outdated | Refused | Alive | Gap | None:
+    def control(self, message: CoordinatorToStage) -> Attached | Outdated | Refused | Alive | Gap | Identity | None:
         answer = super().control(message)
         return self.answer(message, answer) if self.is_mad else answer
 

@@ -90,7 +90,9 @@ def pipe_of(
     times: StageTimes = USUAL_TIMES,
 ) -> Iterator[RemoteVerifier]:
     with linked(endpoints, keys, role, spares, times) as link:
-        pipe = attach(link, endpoints, TargetId(name), lease_s=lease_s, timeout_s=wait_s, clock=time.monotonic)
+        pipe = attach(
+            link, endpoints, TargetId(name), lease_s=lease_s, timeout_s=wait_s, clock=time.monotonic, spares=spares
+        )
         info = toy_stages(1)[0].info
         yield RemoteVerifier(link, pipe, info, depth=4, clock=time.monotonic, spares=spares, times=times)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from memory_pipe import MemoryPipe
+from structlog.testing import capture_logs
 from target_over_stages import COUNTING, GREEDY, NUM_STAGES, PROMPT, WAIT_S, Target, begun, held
 from toy_stages import VOCAB, plain, toy_stages
 
@@ -146,8 +148,11 @@ def test_a_stage_whose_coordinator_is_gone_frees_its_rows() -> None:
 
 def test_a_spare_of_another_model_takes_no_position() -> None:
     target = begun(Target(num_spares=1))
-    target.pipe.runners[3].layers = target.pipe.runners[1].layers
+    target.pipe.runners[3].info = replace(target.pipe.runners[3].info, fingerprint="other")
     target.pipe.restart(3)
+    with capture_logs() as logs:
+        target.idle(2.0)
+    assert [each["why"] for each in logs] == ["stage s3 fits no place: it has another model, or other weights"]
     target.pipe.kill(0)
     target.run(seconds=WAIT_S + 2.5)
     assert {reason for reason, _ in target.ends.values()} == {"abort"}
@@ -190,6 +195,21 @@ def test_if_a_link_between_two_stages_is_whole_again_soon_no_spare_is_taken() ->
     target.pipe.heal_link(0, 1)
     target.run()
     assert (target.got, chain(target)) == (target.expected, ["s0", "s1", "s2"])
+
+
+def test_a_spare_that_is_a_stage_under_another_name_takes_it_out_of_no_pipe() -> None:
+    pipe = MemoryPipe([*toy_stages(NUM_STAGES), toy_stages(NUM_STAGES)[1]])
+    pipe.runners[3], pipe.workers[3] = pipe.runners[1], pipe.workers[1]
+    with capture_logs() as logs:
+        target = Target(pipe=pipe)
+        target.idle(5.0)
+        target.submit("a", PROMPT, GREEDY, 20)
+        target.run()
+        target.idle(5.0)
+    assert (target.got, target.verifier.num_losses) == (target.expected, 0)
+    told = {"event": "a stage cannot take a place", "log_level": "warning"}
+    assert logs == [{**told, "why": "s1 and s3 are the same stage: list it once in --stages and --spares"}]
+    assert target.verifier.pipe.stages[3].state == "spare, unfit"
 
 
 def test_without_a_way_round_a_link_requests_end_and_say_which_it_is_until_it_is_whole_again() -> None:

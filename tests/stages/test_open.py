@@ -9,8 +9,8 @@ from starspec.config import Dtype, ModelConfig, TargetConfig
 from starspec.errors import ConfigError
 from starspec.ids import PipeEpoch, StageId, TargetId
 from starspec.models.runner import ModelInfo
-from starspec.stages.attach import Pipe
 from starspec.stages.open import check_size, warn_of_rows
+from starspec.stages.pipe import Pipe
 from starspec.wire.messages import Attached
 
 INFO = ModelInfo("m", 100, 100, 1, 1, (), hidden_size=8192)

@@ -27,6 +27,7 @@ from starspec.speculation.tree import DraftTree
 from starspec.stages import server as stage_server
 from starspec.stages.coordinator import STALLED
 from starspec.stages.member import StageTimes
+from starspec.stages.open import warn_of_spares
 from starspec.stages.server import ATTACHES_BURST, MAX_LEASE_S, StageServer
 from starspec.windows.window import Law
 from starspec.wire.codec import encode
@@ -163,6 +164,40 @@ def test_a_stage_that_has_two_addresses_is_listed_once() -> None:
             pipe_of(twice),
         ):
             pass
+
+
+@pytest.mark.parametrize("twin", ["of a stage", "of a spare"])
+def test_a_spare_that_has_another_name_in_the_list_is_refused_at_the_start(twin: str) -> None:
+    with serving(toy_stages(2)) as servers, serving(toy_stages(2)[:1]) as others:
+        known = addresses(servers if twin == "of a stage" else others)[-1]
+        spares = [*addresses(others), known.replace("127.0.0.1", "localhost")]
+        with (
+            pytest.raises(ConfigError, match=rf"^{known} and {spares[1]} are the same stage: list it once"),
+            pipe_of(addresses(servers), spares=spares),
+        ):
+            pass
+        with pipe_of(addresses(servers), name="another target", spares=spares[:1]):
+            pass  # nobody was attached
+
+
+def test_a_spare_that_turns_out_to_be_a_stage_under_another_name_takes_it_out_of_no_pipe() -> None:
+    with ExitStack() as stack:
+        servers = stack.enter_context(serving(toy_stages(2)))
+        lab = stack.enter_context(LabThread(LabLink(to=servers[1].address, listen="0")))
+        lab.partition()
+        logs = stack.enter_context(capture_logs())
+        verifier = stack.enter_context(pipe_of(addresses(servers), spares=[lab.endpoint()]))
+        driver, until_s = Driver(verifier, no_draft), time.monotonic() + WAIT_S
+        lab.heal()
+        while not any(each["event"] == "a stage cannot take a place" for each in logs):
+            assert time.monotonic() < until_s
+            driver.poll(0.05)
+        sequence = driver.begin(PROMPTS[0], LAW, 20)
+        driver.decode_all()
+        told = f"{servers[1].address} and {lab.endpoint()} are the same stage"
+    assert any(each.get("why", "").startswith(told) for each in logs)
+    assert verifier.num_losses == 0
+    assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 20)
 
 
 def test_a_stage_whose_lease_ends_before_it_gets_to_the_next_one_does_not_say_that_it_is_attached() -> None:
@@ -359,6 +394,16 @@ def test_a_spare_that_cannot_be_connected_ends_nothing(tmp_path: Path) -> None:
         sequence = driver.begin(PROMPTS[0], LAW, 20)
         driver.decode_all()
     assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 20)
+
+
+def test_a_spare_that_does_not_run_yet_is_named_at_the_start() -> None:
+    with (
+        serving(toy_stages(2)) as servers,
+        linked(addresses(servers), spares=["tcp://127.0.0.1:1"]) as link,
+        capture_logs() as logs,
+    ):
+        warn_of_spares(link.missing_spares)
+    assert [each["missing"] for each in logs] == ["tcp://127.0.0.1:1"]
 
 
 def test_a_second_target_is_told_whose_the_stages_are_and_may_have_them_later() -> None:

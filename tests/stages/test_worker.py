@@ -17,10 +17,11 @@ from starspec.log_limit import INTERVAL_S, LINES
 from starspec.models.runner import Segment
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
-from starspec.stages.attach import Pipe, attach
+from starspec.stages.attach import attach
 from starspec.stages.coordinator import CHANGES_WAIT_S, RemoteVerifier
 from starspec.stages.frames import Frame
 from starspec.stages.inbox import MAX_QUEUED_BYTES
+from starspec.stages.pipe import Pipe
 from starspec.stages.worker import StageWorker
 from starspec.windows.window import Law, Window
 from starspec.wire.codec import Decoder, encode
@@ -213,7 +214,7 @@ def test_one_stage_under_two_names_is_refused_in_one_sentence() -> None:
     pipe.names.append("alias")
     pipe.workers.append(pipe.workers[1])
     pipe.runners.append(pipe.runners[1])
-    with pytest.raises(ConfigError, match=r"^s1 and alias are the same stage: list it once in --stages$"):
+    with pytest.raises(ConfigError, match=r"^s1 and alias are the same stage: list it once in --stages and --spares$"):
         attached(pipe)
 
 

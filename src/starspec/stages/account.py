@@ -57,6 +57,7 @@ class PipeAccount:
             layers="" if what is None else f"{what.start}:{what.end}",
             index=place,
             is_attached=member.liveness is not None,
+            is_fit=member.why_unfit is None,
         )
         if place is not None:
             own, stats.num_traversals = self._work[place], self.stats.num_traversals

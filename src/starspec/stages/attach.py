@@ -1,63 +1,34 @@
-"""How a coordinator makes a pipe of its stages: it attaches them all, and checks that they are one model."""
+"""How a coordinator makes a pipe of its stages at the start: it attaches them all, and raises what is wrong."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from starspec.config.stages import HiddenDtype
 from starspec.errors import ConfigError, PeerLost
-from starspec.ids import PipeEpoch, TargetId
-from starspec.models.layers import LayerRange, check_ranges
+from starspec.ids import PipeEpoch, StageId, TargetId
 from starspec.stages.link import PipeLink
-from starspec.wire.messages import PROTOCOL_VERSION, Attach, Attached, Beat, Detach, Gap, Outdated, Refused
+from starspec.stages.pipe import Pipe, misled, same_stage, why_misled
+from starspec.wire.messages import (
+    PROTOCOL_VERSION,
+    Attach,
+    Attached,
+    Beat,
+    Detach,
+    Gap,
+    Identify,
+    Identity,
+    Outdated,
+    Refused,
+)
 from starspec.wire.stage_session import highest_epoch
 
 BEATS_IN_LEASE: Final = 4  # while a stage has not answered
 MAX_RAISES: Final = 8  # of the pipe epoch: one is enough, unless others attach the same stages
 ASK_AGAIN_S: Final = 0.1  # a stage that was asked is not asked again sooner, whatever it says
-
-
-@dataclass(frozen=True, slots=True)
-class Pipe:
-    """Stages in the order of their layers. Raises: ConfigError if they are not one model."""
-
-    names: tuple[str, ...]
-    stages: tuple[Attached, ...]
-    epoch: PipeEpoch
-    lease_s: float
-    target_id: TargetId
-    hidden_dtype: HiddenDtype = "model"  # of hidden states on their way
-
-    def __post_init__(self) -> None:
-        named = list(zip(self.names, self.stages, strict=True))
-        check_ranges([(name, LayerRange(each.start, each.end, each.num_layers)) for name, each in named])
-        for name, each in named:
-            if each.fingerprint != self.stages[0].fingerprint:
-                raise ConfigError(f"stages {self.names[0]} and {name} have different models or weights")
-            if each.dtype != self.stages[0].dtype:
-                differing = f"{self.stages[0].dtype}, and stage {name} in {each.dtype}"
-                raise ConfigError(f"stage {self.names[0]} computes in {differing}: give both the same --dtype")
-
-    @property
-    def num_rows(self) -> int:
-        return min(each.num_rows for each in self.stages)
-
-    @property
-    def max_len(self) -> int:
-        return min(each.max_len for each in self.stages)
-
-    @property
-    def is_invariant(self) -> bool:
-        """Whether at no stage a token's bits depend on what it is batched with."""
-        return all(each.is_invariant for each in self.stages)
-
-    @property
-    def num_cache_bytes(self) -> int:
-        return sum(each.num_cache_bytes for each in self.stages)
+SPARES_S: Final = 1.0  # so much longer than the stages may spares take to say who they are, before the target goes on
 
 
 def attach(
@@ -69,6 +40,7 @@ def attach(
     timeout_s: float,
     clock: Callable[[], float],
     hidden_dtype: HiddenDtype = "model",
+    spares: Sequence[str] = (),
 ) -> Pipe:
     """Begin a pipe epoch, higher than all that the stages have known.
 
@@ -77,17 +49,21 @@ def attach(
         lease_s: stages whose coordinator is silent for longer leave the pipe.
         timeout_s: within which all must answer.
         hidden_dtype: of hidden states on their way.
-    Raises: ConfigError if a stage refuses, knows epochs that cannot be, or the stages are not one model; PeerLost if
-        one does not answer. Then those that have answered are told that they are free.
+        spares: endpoints of spares, which need not be there. They are not attached.
+    Raises: ConfigError if a stage refuses, knows epochs that cannot be, or the stages are not one model, or if two
+        names lead to one process; PeerLost if a stage does not answer. Then those that have answered are told that they
+        are free.
     """
     deadline_s, epoch, misled_before = clock() + timeout_s, PipeEpoch(1), -1
+    if spares:
+        _check_spares(link, names, spares, deadline_s, clock)
     for _ in range(1 + MAX_RAISES):
         nexts = (*names[1:], "")
         messages = [Attach(PROTOCOL_VERSION, target_id, epoch, lease_s, each, hidden_dtype) for each in nexts]
         try:
             answers = _ask(link, names, messages, deadline_s, clock)
             newest = max((_known_to(*pair) for pair in zip(names, answers, strict=True)), default=PipeEpoch(0))
-            _check_distinct(names, answers)
+            _check_distinct(zip(names, (each.stage_id for each in answers), strict=True))
             if not newest:
                 stages = tuple(each for each in answers if isinstance(each, Attached))
                 pipe = Pipe(tuple(names), stages, epoch, lease_s, target_id, hidden_dtype)
@@ -105,30 +81,39 @@ def attach(
     raise PeerLost(f"the stages know a newer pipe epoch each time, {MAX_RAISES} times: do several targets attach them?")
 
 
-def misled(stages: Sequence[Attached]) -> int | None:
-    """The place of a stage that sends to another one than the one behind it; None if there is none."""
-    links = enumerate(pairwise(stages))
-    return next((place for place, (near, far) in links if near.next_id != far.stage_id), None)
-
-
-def why_misled(names: Sequence[str], stages: Sequence[Attached], place: int) -> str:
-    """One sentence about that stage."""
-    next_id, wanted = stages[place].next_id, names[place + 1]
-    found = next((name for name, each in zip(names, stages, strict=True) if each.stage_id == next_id), None)
-    other = "a stage that is not in --stages" if found is None else f"stage {found}"
-    return (
-        f"stage {names[place]} sends to {other}, not to {wanted}, which comes behind it: start {names[place]} with a "
-        f"--next that leads to {wanted}, or with none"
-    )
-
-
-def _check_distinct(names: Sequence[str], answers: Sequence[Attached | Outdated]) -> None:
-    """Raises: ConfigError if two names lead to one process."""
-    named: dict[str, str] = {}
-    for name, each in zip(names, answers, strict=True):
-        other = named.setdefault(each.stage_id, name)
+def _check_distinct(known: Iterable[tuple[str, StageId]]) -> None:
+    """Args: known: names, and who answers there. Raises: ConfigError if two names lead to one process."""
+    named: dict[StageId, str] = {}
+    for name, stage_id in known:
+        other = named.setdefault(stage_id, name)
         if other != name:
-            raise ConfigError(f"{other} and {name} are the same stage: list it once in --stages")
+            raise ConfigError(same_stage(other, name))
+
+
+def _check_spares(
+    link: PipeLink, names: Sequence[str], spares: Sequence[str], deadline_s: float, clock: Callable[[], float]
+) -> None:
+    """Ask stages and spares who they are. A spare that is not there is asked when it is (`membership.py`).
+
+    One that is a stage under another name answers about when the stage does.
+
+    Raises: ConfigError if two names lead to one process.
+    """
+    every, known = (*names, *spares), dict[int, StageId]()
+    started_s = ask_s = now = clock()
+    until_s = deadline_s
+    while len(known) < len(every) and now < until_s:
+        if now >= ask_s:
+            ask_s = now + ASK_AGAIN_S
+            for index in set(range(len(every))) - set(known):
+                link.control(index, Identify())
+        for index, answer in link.receive(min(ask_s, until_s) - now):
+            if isinstance(answer, Identity):
+                known[index] = answer.stage_id
+        now = clock()
+        if until_s == deadline_s and set(range(len(names))) <= set(known):
+            until_s = min(deadline_s, now + (now - started_s) + SPARES_S)
+    _check_distinct((every[index], known[index]) for index in sorted(known))
 
 
 def _known_to(name: str, answer: Attached | Outdated) -> PipeEpoch:

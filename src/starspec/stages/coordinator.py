@@ -17,13 +17,13 @@ from starspec.log_limit import LogLimit
 from starspec.models.runner import ModelInfo
 from starspec.policy.pipe_depth import PipeTimes, Traversed
 from starspec.stages.account import PipeAccount, possible
-from starspec.stages.attach import Pipe
 from starspec.stages.frames import Frame, heard
 from starspec.stages.landings import Asked, LandingCheck
 from starspec.stages.link import PipeLink
 from starspec.stages.member import MAX_FAULTS, USUAL_TIMES, StageTimes
 from starspec.stages.membership import Membership
 from starspec.stages.mirror import MirroredRows
+from starspec.stages.pipe import Pipe
 from starspec.stats import PipeStats
 from starspec.tracing import Tracer, flow_id
 from starspec.windows.verifier import Landed, Lost, Ticket
@@ -257,7 +257,10 @@ class RemoteVerifier:
         landed = [self._hear(member, message, now) for member, message in messages]
         if self._in_flight and self._members.is_up:
             self._look_for_stall(now)
-        if self._members.judge(now):
+        is_up_again = self._members.judge(now)
+        for why in self._members.left_out():
+            self._log_limit.log(log.warning, "a stage cannot take a place", why=why)
+        if is_up_again:
             self._come_up()
         elif not (self._members.is_up or self._is_down):
             self._go_down()

@@ -45,7 +45,7 @@ AnswerBeat = Callable[[PeerId, Beat], StageToCoordinator]
 class StageInbox(threading.Thread):
     """Owns the port. The stage's thread takes what has arrived from one queue, and puts answers into another.
 
-    Beats, and a stage that asks who this one is, are answered at once. A traversal beyond MAX_QUEUED, or beyond the
+    Beats, and whoever asks who this stage is, are answered at once. A traversal beyond MAX_QUEUED, or beyond the
     sender's bytes, is left out: it is missed by its number. The stage says with `done` when one waits no longer.
 
     Args:
@@ -63,7 +63,7 @@ class StageInbox(threading.Thread):
         self._identity = Identity(stage_id)
         self._sender = sender
         self._answer_beat = answer_beat
-        self._decoder: Decoder[CoordinatorToStage | Identify] = Decoder(CoordinatorToStage | Identify)
+        self._decoder: Decoder[CoordinatorToStage] = Decoder(CoordinatorToStage)
         self._log_limit = LogLimit(clock)
         self._arrived: queue.SimpleQueue[Control | StageArrival | None] = queue.SimpleQueue()
         self._answers: deque[tuple[PeerId, StageToCoordinator]] = deque()

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from starspec.ids import PipeEpoch
+from starspec.ids import PipeEpoch, StageId
 from starspec.policy.stage_liveness import BEATS, FIRST_ROUND_TRIP_S, StageLiveness
-from starspec.stages.attach import Pipe
+from starspec.stages.pipe import Pipe
 from starspec.wire.messages import Attached
 
 NO_EPOCH: Final = PipeEpoch(0)
@@ -39,6 +39,8 @@ class Member:
     what: Attached | None = None  # as it was when it was last attached; None = it never was
     liveness: StageLiveness | None = None  # None = not attached: it was found dead, or it is not known yet
     is_there: bool = False  # it was heard since it was found dead
+    stage_id: StageId | None = None  # of the process, as it said since then
+    why_unfit: str | None = None  # why it can take no position, although it answers
     asked_s: float = -inf  # when it was last sent an `Attach`
     last_round_trip_s: float = FIRST_ROUND_TRIP_S  # the last one that was known before it left
     known_epoch: PipeEpoch = NO_EPOCH  # the highest that it told
@@ -60,7 +62,7 @@ class Member:
     def begin(self, what: Attached, seen_within_s: float, now: float) -> None:
         """It is attached."""
         self.what, self.is_there, self.known_epoch = what, True, what.pipe_epoch
-        self.liveness = StageLiveness(seen_within_s, now)
+        self.stage_id, self.liveness = what.stage_id, StageLiveness(seen_within_s, now)
 
     def leave(self) -> None:
         """It is not attached any more; whether it is there is another question."""
@@ -70,15 +72,15 @@ class Member:
     def lose(self) -> None:
         """It is gone."""
         self.leave()
-        self.is_there = False
+        self.is_there, self.stage_id = False, None
+
+    def is_same_as(self, other: Member) -> bool:
+        """Whether two names lead to one process, as far as both have said who they are."""
+        return self.stage_id is not None and self.stage_id == other.stage_id
 
     def fits(self, wanted: Attached, pipe: Pipe) -> bool:
         """Whether it can be the stage that `wanted` was."""
         what = self.what
-        if what is None or what.num_rows < pipe.num_rows or what.max_len < pipe.max_len:
+        if what is None or (what.start, what.end) != (wanted.start, wanted.end):
             return False
-        return _kind(what) == _kind(wanted)
-
-
-def _kind(stage: Attached) -> tuple[int, int, int, str, str]:
-    return stage.start, stage.end, stage.num_layers, stage.fingerprint, stage.dtype
+        return pipe.why_no_place(what) is None

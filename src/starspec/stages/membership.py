@@ -8,9 +8,8 @@ A *position* is a range of layers. It belongs to the stage that the operator nam
 with the same layers of the same model takes it, and the one that comes back is a spare then. All stages are attached
 anew for each change, so that they all have empty rows.
 
-A stage answers an `Attach` once it has a connection to the next one. One that answers beats meanwhile, and does not
-have it in time, is not gone: the link between the two is cut. Then the next attempt is made without this link, if
-spares allow that.
+If the link between two stages is cut, the next attempt is made without it, if spares allow that (`attempt.py`,
+`chain_choice.py`).
 
 A stage may also be mad. One that was at fault again and again is the last choice for its position, and attempts that
 fail again and again have pauses between them. What a spare says harms nobody else.
@@ -20,17 +19,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
 from math import fsum, inf
 from typing import Final
 
 from starspec.ids import PipeEpoch
 from starspec.policy.backoff import Backoff
-from starspec.stages.attach import Pipe, misled, why_misled
+from starspec.stages.attempt import Attempt
+from starspec.stages.chain_choice import ChainChoice
 from starspec.stages.member import Member, StageTimes
+from starspec.stages.pipe import Pipe, misled, why_misled
+from starspec.stages.probes import Probes
 from starspec.wire.messages import (
-    PROTOCOL_VERSION,
     Alive,
     Attach,
     Attached,
@@ -38,6 +37,8 @@ from starspec.wire.messages import (
     CoordinatorToStage,
     Detach,
     Gap,
+    Identify,
+    Identity,
     Outdated,
     Refused,
 )
@@ -46,36 +47,10 @@ from starspec.wire.stage_session import NOT_IN_PIPE, highest_epoch
 
 Addressed = tuple[int, CoordinatorToStage]
 """A message, and the member that gets it."""
-PROBE_S: Final = 0.5  # between two attempts to find a process that is gone
-LINKING_ROUND_TRIPS: Final = 5  # that a connection between two stages takes, keys and `Identify` included
 NUM_FREE_LOSSES: Final = 3  # of the pipe in a row, without a pause before the next attempt
 LOSS_PAUSE_S: Final = 0.25
 LONGEST_LOSS_PAUSE_S: Final = 2.0
 STABLE_S: Final = 10.0  # a pipe that is up for so long has not failed
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """All positions are being attached."""
-
-    epoch: PipeEpoch
-    chain: tuple[int, ...]
-    end_s: float  # who has not answered anything is dead
-    linked_s: float  # who is alive and has not answered lacks its connection to the next one
-    beaten_s: float  # when those that have not answered were last asked for a sign of life
-    answers: set[int] = field(default_factory=set)  # members that are attached
-    alive: set[int] = field(default_factory=set)  # members that answered beats
-
-    def ends_s(self, index: int) -> float:
-        """When a member must have answered."""
-        return self.linked_s if index in self.alive else self.end_s
-
-    def link_behind(self, index: int) -> tuple[int, int] | None:
-        """The link that an unanswering member lacks; None if it is dead itself, or the next one is."""
-        following = dict(pairwise(self.chain)).get(index)
-        if following is None or index not in self.alive or following not in self.alive | self.answers:
-            return None
-        return index, following
 
 
 class Membership:
@@ -108,8 +83,9 @@ class Membership:
         self._unix_clock = unix_clock
         self._failures = Backoff(LOSS_PAUSE_S, LONGEST_LOSS_PAUSE_S, STABLE_S, NUM_FREE_LOSSES)
         self._again_s = -inf  # when the next attempt may begin
-        self._attempt: _Attempt | None = None
-        self._cut: set[tuple[int, int]] = set()  # links that were not there in the last attempts with them
+        self._attempt: Attempt | None = None
+        self._choice = ChainChoice(pipe, self.members)
+        self._probes = Probes(pipe, self.members)
         self._down_s = inf
         self._heard_s = now  # when messages were last taken in
         for member, what in zip(self.members, pipe.stages, strict=False):
@@ -170,8 +146,10 @@ class Membership:
                 member.liveness.note_answer(sent_s, now)
             case Alive(pipe_epoch=epoch) if self._attempt is not None and epoch == self._attempt.epoch:
                 self._attempt.alive.add(index)
-            case Outdated(pipe_epoch=epoch):
-                self._outdated(index, epoch, now)
+            case Identity(stage_id=stage_id) if member.liveness is None:
+                member.stage_id = stage_id
+            case Outdated():
+                self._outdated(index, message, now)
             case Refused(reason=reason):
                 self._refused(index, f"stage {member.name} refuses: {reason}", now)
             case Gap():
@@ -194,79 +172,60 @@ class Membership:
         messages = [] if self.is_up or self._attempt is not None else self._try(now)
         messages += self._beats_of_attempt(now)
         for index, member in enumerate(self.members):
-            is_asked = self._attempt is not None and index in self._attempt.chain
-            epoch = PipeEpoch(max(self.epoch, member.known_epoch + 1))
             if member.liveness is not None and member.what is not None and member.liveness.is_beat_due(now):
                 member.liveness.note_beat(now)
                 messages.append((index, Beat(member.what.pipe_epoch, now)))
-            elif member.liveness is None and not is_asked and now - member.asked_s >= PROBE_S:
-                messages.append((index, self._attach(member, epoch, "", now)))
+            elif member.liveness is None and not self._is_asked(index) and self._probes.is_due(index, now):
+                messages.append((index, self._probe(index, now)))
         return messages
+
+    def _probe(self, index: int, now: float) -> Identify | Attach:
+        attached = {at for at, each in enumerate(self.members) if each.liveness is not None or self._is_asked(at)}
+        twin = self._probes.twin_of(index, attached)
+        if twin is not None and index in self.chain and not self.is_up:
+            self.reason = twin
+        return self._probes.message(index, twin, self.epoch, now)
+
+    def left_out(self) -> list[str]:
+        """As Probes."""
+        return self._probes.left_out()
+
+    def _is_asked(self, index: int) -> bool:
+        """Whether it is to have a position when the present attempt succeeds."""
+        return self._attempt is not None and index in self._attempt.chain
 
     def _try(self, now: float) -> list[Addressed]:
         """Attach a member for each position, if there are such."""
-        chain = self._choose(now) if now >= self._again_s else None
+        chain = self._choice.choose(self.chain, now) if now >= self._again_s else None
         if chain is None:
             return []
         self.epoch = PipeEpoch(max(self.epoch, *(self.members[index].known_epoch + 1 for index in chain)) + 1)
-        wait_s, end_s = max(self.members[index].round_trip_s for index in chain), now + self._times.seen_within_s
-        self._attempt = _Attempt(self.epoch, chain, end_s + wait_s, end_s + LINKING_ROUND_TRIPS * wait_s, now)
+        round_trip_s = max(self.members[index].round_trip_s for index in chain)
+        self._attempt = Attempt.begun(self.epoch, chain, self._times.seen_within_s, round_trip_s, now)
         nexts = [*(self.members[index].name for index in chain[1:]), ""]
-        pairs = zip(chain, nexts, strict=True)
-        return [(index, self._attach(self.members[index], self.epoch, after, now)) for index, after in pairs]
+        for index in chain:
+            self.members[index].leave()
+            self.members[index].asked_s = now
+        return [(index, self._pipe.attaching(self.epoch, after)) for index, after in zip(chain, nexts, strict=True)]
 
     def _beats_of_attempt(self, now: float) -> list[Addressed]:
         """Whoever lives answers these before it has its connection to the next one."""
         attempt = self._attempt
-        if attempt is None or now - attempt.beaten_s < self._times.beat_s:
+        if attempt is None or not attempt.is_beat_due(self._times.beat_s, now):
             return []
-        attempt.beaten_s = now
-        return [(index, Beat(attempt.epoch, now)) for index in attempt.chain if index not in attempt.answers]
-
-    def _choose(self, now: float) -> tuple[int, ...] | None:
-        """A member for each position: the one that has it, the one that it belongs to, or another. None: it lacks.
-
-        Of these, one that was at fault again and again is the last choice.
-
-        Effects: if there is none without a link that was cut, all links may be whole again.
-        """
-        chain = self._chain_from((), now)
-        if chain is None and self._cut:
-            self._cut.clear()
-            chain = self._chain_from((), now)
-        return chain
-
-    def _chain_from(self, begun: tuple[int, ...], now: float) -> tuple[int, ...] | None:
-        """The best chain that begins so."""
-        position = len(begun)
-        if position == len(self._pipe.stages):
-            return begun
-        wanted = self._pipe.stages[position]
-        usual = (self.chain[position], position, *range(len(self._pipe.stages), len(self.members)))
-        for index in sorted(usual, key=lambda each: self.members[each].is_faulty(now)):
-            member, is_cut = self.members[index], bool(begun) and (begun[-1], index) in self._cut
-            if index not in begun and not is_cut and member.is_there and member.fits(wanted, self._pipe):
-                chain = self._chain_from((*begun, index), now)
-                if chain is not None:
-                    return chain
-        return None
-
-    def _attach(self, member: Member, epoch: PipeEpoch, after: str, now: float) -> Attach:
-        member.leave()
-        member.asked_s = now
-        pipe = self._pipe
-        return Attach(PROTOCOL_VERSION, pipe.target_id, epoch, pipe.lease_s, after, pipe.hidden_dtype)
+        return [(index, Beat(attempt.epoch, now)) for index in attempt.missing]
 
     def _attached(self, index: int, message: Attached, now: float) -> None:
         member, attempt = self.members[index], self._attempt
         if (self.is_up and index in self.chain) or message.pipe_epoch > highest_epoch(self._unix_clock()):
             self.blame([index], now)  # nobody asked, or it cannot be
             return
-        if attempt is not None and index in attempt.chain:
+        if attempt is not None and self._is_asked(index):
             if message.pipe_epoch != attempt.epoch:
                 return  # the answer to an earlier one
             attempt.answers.add(index)
         member.begin(message, self._times.seen_within_s, now)
+        self._probes.judge(index, message)
 
     def _broke_off(self, index: int, gap: Gap, now: float) -> None:
         """A member takes no part any more. If it did in the pipe, others may have sent it nonsense, or be gone.
@@ -279,7 +238,7 @@ class Membership:
             return
         member.leave()
         what = f"stage {member.name} broke off: {gap.reason}"
-        if attempt is not None and epoch == attempt.epoch and index in attempt.chain:
+        if attempt is not None and epoch == attempt.epoch and self._is_asked(index):
             self.blame([index], now)
             self._fail(what, now)
         elif epoch == self.pipe_epoch and index in self.chain:
@@ -294,16 +253,16 @@ class Membership:
         attempt = self._attempt
         if attempt is None or gap.pipe_epoch != attempt.epoch or gap.reason.startswith(NOT_IN_PIPE):
             return False
-        return index in attempt.chain and index not in attempt.answers
+        return index in attempt.missing
 
-    def _outdated(self, index: int, epoch: PipeEpoch, now: float) -> None:
+    def _outdated(self, index: int, message: Outdated, now: float) -> None:
         """A member knows a higher epoch. What it says counts for attempts with it, and for no others."""
-        member = self.members[index]
+        member, epoch = self.members[index], message.pipe_epoch
         what = f"stage {member.name} knows pipe epoch {epoch}"
         if epoch > highest_epoch(self._unix_clock()):
             self._refused(index, f"{what}, which cannot be", now)
             return
-        member.known_epoch = max(member.known_epoch, epoch)
+        member.known_epoch, member.stage_id = max(member.known_epoch, epoch), message.stage_id
         if self._attempt is not None and index in self._attempt.chain and epoch >= self._attempt.epoch:
             self.blame([index], now)
             self._fail(what, now)
@@ -312,19 +271,20 @@ class Membership:
         """A member takes no part."""
         member = self.members[index]
         member.lose()
-        if self._attempt is not None and index in self._attempt.chain:
+        if self._is_asked(index):
             self.blame([index], now)
             self._fail(what, now)
         elif index in self.chain:
             self.lose(what, now, [index])
+        else:
+            self._probes.leave_out(index, what)
 
     def _end_attempt(self, now: float) -> bool:
         """Returns: whether the pipe came up."""
         attempt = self._attempt
         if attempt is None:
             return False
-        missing = [index for index in attempt.chain if index not in attempt.answers]
-        late = [index for index in missing if now >= attempt.ends_s(index)]
+        missing, late = attempt.missing, attempt.late(now)
         if missing and not late:
             return False
         self._attempt = None
@@ -356,17 +316,17 @@ class Membership:
         place = misled(stages)
         if place is None:
             return None
-        self._cut.add((chain[place], chain[place + 1]))
+        self._choice.avoid((chain[place], chain[place + 1]))
         return why_misled([each.name for each in members], stages, place)
 
-    def _miss(self, attempt: _Attempt, index: int, now: float) -> None:
+    def _miss(self, attempt: Attempt, index: int, now: float) -> None:
         """A member has not answered in time: it is dead, or its link to the next one is cut."""
         link = attempt.link_behind(index)
         if link is None:
             self.members[index].lose()
             self.blame([index], now)
         else:
-            self._cut.add(link)
+            self._choice.avoid(link)
             near, far = (self.members[each].name for each in link)
             self.reason = f"stage {near} does not reach stage {far}"
 
@@ -382,10 +342,12 @@ class Membership:
     def _gone(self, index: int, reason: str, now: float) -> None:
         """What was sent to it may be lost, and others may take its place at once."""
         self.members[index].lose()
-        if self._attempt is not None and index in self._attempt.chain:
+        if self._is_asked(index):
             self._fail(reason, now)
         elif index in self.chain:
             self.lose(reason, now)
+        else:
+            self._probes.miss(index, reason)
 
     def _fail(self, reason: str, now: float) -> None:
         """The present attempt cannot succeed."""

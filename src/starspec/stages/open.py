@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -14,9 +14,10 @@ from starspec.errors import ConfigError, PeerLost
 from starspec.ids import TargetId
 from starspec.models.loading.load import load_info
 from starspec.models.runner import ModelInfo
-from starspec.stages.attach import Pipe, attach, detach
+from starspec.stages.attach import attach, detach
 from starspec.stages.coordinator import RemoteVerifier
 from starspec.stages.member import StageTimes
+from starspec.stages.pipe import Pipe
 from starspec.tracing import Tracer
 from starspec.wire.keys import load_keys
 from starspec.wire.transports.stage_port import MAX_HIDDEN_BYTES
@@ -72,9 +73,11 @@ def open_stages(
             timeout_s=timeout_s,
             clock=clock,
             hidden_dtype=pipe_config.hidden_dtype,
+            spares=pipe_config.spares,
         )
         _check_model(link, pipe, info, model)
         warn_of_rows(pipe, config)
+        warn_of_spares(link.missing_spares)
     except BaseException:
         link.close()
         raise
@@ -148,6 +151,12 @@ def warn_of_rows(pipe: Pipe, config: TargetConfig) -> None:
     least = next(name for name, each in zip(pipe.names, pipe.stages, strict=True) if each.num_rows == pipe.num_rows)
     why = f"stage {least} has {pipe.num_rows}: start it with a higher --max-num-seqs for more"
     log.warning("fewer rows than the target may use", rows=pipe.num_rows, wanted=config.num_rows, why=why)
+
+
+def warn_of_spares(missing: Sequence[str]) -> None:
+    """Tell which spares are not there yet."""
+    if missing:
+        log.warning("spares are not there yet", missing=", ".join(missing))
 
 
 def _connect(link: ZmqPipe, timeout_s: float, clock: Callable[[], float]) -> None:

@@ -24,6 +24,8 @@ from starspec.wire.messages import (
     CoordinatorToStage,
     Detach,
     Gap,
+    Identify,
+    Identity,
     JudgeOf,
     Landing,
     Outdated,
@@ -64,9 +66,11 @@ class StageWorker:
         self._laws = RowLaws()
         self._decoder = FrameDecoder(runner.info.vocab_size)
 
-    def control(self, message: CoordinatorToStage) -> Attached | Outdated | Refused | Alive | Gap | None:
+    def control(self, message: CoordinatorToStage) -> Attached | Outdated | Refused | Alive | Gap | Identity | None:
         """Note what the coordinator says. Returns: the answer to send, if there is one."""
         now = self._clock()
+        if isinstance(message, Identify):
+            return Identity(self.session.stage_id)
         if isinstance(message, Beat):
             return self.session.answer(message, now, is_busy=False)
         if isinstance(message, Attach):

@@ -3,7 +3,8 @@
 The coordinator attaches each stage, first `Attach -> Attached | Outdated | Refused`. Then it asks all of them for signs
 of life, `Beat -> Alive | Gap`, and sends traversals to the first stage only. Each stage sends what it computed to the
 next one, and the last stage answers with a `Landing`. Before that, each asks the next one who it is, `Identify ->
-Identity`, so that the coordinator knows that its stages form one chain.
+Identity`, so that the coordinator knows that its stages form one chain. The coordinator asks spares the same, and those
+that come back: to attach a stage under a second name would take it out of the pipe.
 
 A traversal is three frames: `Traversal`, which each stage reads; `Judges`, which only the last one reads; the hidden
 states, [sum of `num_tokens` of the windows that are not dropped, C] in the model's dtype, little-endian; the first
@@ -131,11 +132,11 @@ class Gap(Message, frozen=True):
 
 
 class Identify(Message, frozen=True):
-    """stage -> the next one, before all traversals: who are you?"""
+    """stage -> the next one, before all traversals; coordinator -> spare, before it is attached: who are you?"""
 
 
 class Identity(Message, frozen=True):
-    """stage -> the one before: the answer to `Identify`."""
+    """stage -> the one before, or its coordinator: the answer to `Identify`."""
 
     stage_id: StageIdText  # of this process
 

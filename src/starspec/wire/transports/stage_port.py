@@ -14,7 +14,7 @@ from starspec.ids import PeerId
 from starspec.wire.callers import Caller, key_of
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES, encode
 from starspec.wire.keys import Keys
-from starspec.wire.messages import Identity, StageToCoordinator
+from starspec.wire.messages import StageToCoordinator
 from starspec.wire.transports.server_socket import ServerSocket
 from starspec.wire.transports.sockets import Context, Socket, receive_at_most
 from starspec.wire.transports.unread import LARGE
@@ -119,7 +119,7 @@ class StagePort:
         callers = self._server.callers
         return None if callers is None or caller is None else callers.why_not_named(caller, target_id)
 
-    def send(self, peer: PeerId, message: StageToCoordinator | Identity) -> bool:
+    def send(self, peer: PeerId, message: StageToCoordinator) -> bool:
         """Send without waiting.
 
         Returns: False if the coordinator is gone or does not read.

@@ -88,6 +88,11 @@ class ZmqPipe:
         """The endpoints of stages that are not connected."""
         return [each.endpoint for each in self._members[: self._num_stages] if not each.is_ready]
 
+    @property
+    def missing_spares(self) -> list[str]:
+        """The endpoints of spares that are not connected."""
+        return [each.endpoint for each in self._members[self._num_stages :] if not each.is_ready]
+
     def control(self, stage: int, message: CoordinatorToStage) -> None:
         """As PipeLink."""
         self._members[stage].send([encode(message)])
