@@ -41,6 +41,7 @@ class MemoryPipe:
         self.paused: set[int] = set()
         self.cut: set[int] = set()  # stages that nothing reaches or leaves
         self.cut_links: set[tuple[int, int]] = set()  # from a stage to the next one
+        self.cut_traversals: set[tuple[int, int]] = set()  # no traversal passes there, though all else does
         self.told_next: dict[int, str] = {}  # names of stages that some send to, whatever the coordinator says
         self._delay = delay
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -137,6 +138,8 @@ class MemoryPipe:
         def arrive() -> None:
             if self.lose_next == stage:
                 self.lose_next = None
+                return
+            if (sender, stage) in self.cut_traversals:
                 return
             session, following = self.workers[stage].session, self._next_of(stage)
             try:

@@ -146,7 +146,7 @@ class Life:
 
     def break_something(self) -> None:
         pipe, stage = self.pipe, self.rng.randrange(self.num_stages)
-        match self.rng.randrange(5):
+        match self.rng.randrange(6):
             case 0:
                 pipe.lose_next = stage
             case 1:
@@ -157,9 +157,12 @@ class Life:
                 pipe.pause(stage)
             case 4:
                 pipe.cut.add(stage)
+            case 5:
+                pipe.cut_traversals.add((stage, stage + 1))
 
     def mend(self) -> None:
         pipe = self.pipe
+        pipe.cut_traversals.clear()
         for stage in range(self.num_stages):
             pipe.heal(stage, are_frames_lost=self.rng.random() < 0.5)
             pipe.resume(stage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -14,8 +15,9 @@ from toy_stages import VOCAB, plain, toy_stages
 
 from starspec.config import MAX_DRAFT_TOKENS, PipeConfig
 from starspec.engine.drafts import NgramDrafts
-from starspec.engine.sequence import TargetSequence
+from starspec.engine.sequence import MAX_RESTARTS, TargetSequence
 from starspec.errors import CapacityError
+from starspec.stages.coordinator import STALLED
 
 
 @pytest.mark.parametrize("kind", ["kill", "pause", "cut"])
@@ -195,6 +197,42 @@ def test_if_a_link_between_two_stages_is_whole_again_soon_no_spare_is_taken() ->
     target.pipe.heal_link(0, 1)
     target.run()
     assert (target.got, chain(target)) == (target.expected, ["s0", "s1", "s2"])
+
+
+STALL_S = STALLED * 2.0 + 1.0  # nothing lands for so long; then a pipe is lost
+
+
+@pytest.mark.parametrize(
+    ("links", "after"),
+    [([(0, 1)], ["s0", "s4", "s2"]), ([(1, 2)], ["s0", "s4", "s2"]), ([(0, 1), (0, 4)], ["s3", "s4", "s2"])],
+)
+def test_if_only_hidden_states_do_not_pass_from_one_stage_to_the_next_a_spare_goes_round_with_the_same_tokens(
+    links: list[tuple[int, int]], after: list[str]
+) -> None:
+    target = begun(Target(num_spares=2))
+    cut_s = target.pipe.now
+    target.pipe.cut_traversals |= {*links}
+    while target.verifier.num_losses < len(links) or not target.verifier.depth:
+        target.step()
+    assert target.pipe.now - cut_s < len(links) * STALL_S
+    target.run()
+    assert (target.got, chain(target)) == (target.expected, after)
+    assert target.verifier.num_losses == len(links)
+
+
+def test_if_hidden_states_do_not_pass_and_there_is_no_way_round_requests_end_in_time_and_say_why() -> None:
+    target = begun(Target())
+    target.pipe.cut_traversals.add((1, 2))
+    target.run(seconds=(MAX_RESTARTS + 1) * STALL_S)
+    why = r"the stages were attached anew: what stage s1 has computed has not reached stage s2 for \d+\.\d s"
+    assert all(kind == "abort" and re.fullmatch(why, said) for kind, said in target.ends.values())
+    assert all(got == target.expected[name][: len(got)] for name, got in target.got.items())
+    target.pipe.cut_traversals.clear()
+    target.submit("late", PROMPT, GREEDY, 5)
+    target.run()
+    assert target.got["late"] == target.expected["late"]
+    target.idle(3.0)
+    assert held(target) == [0] * NUM_STAGES
 
 
 def test_a_spare_that_is_a_stage_under_another_name_takes_it_out_of_no_pipe() -> None:

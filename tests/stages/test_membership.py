@@ -342,3 +342,25 @@ def test_a_spare_that_refuses_or_dies_before_it_is_used_is_told_of() -> None:
     members.hear(SPARE, Broken(), 0.4)
     assert members.left_out() == ["the connection to stage spare broke"]
     assert members.is_up
+
+
+def test_a_link_over_which_traversals_do_not_pass_is_gone_round_although_both_ends_live() -> None:
+    members = up()
+    members.hear(SPARE, stage(SPARE, 2), 0.1)
+    for index, number in ((FIRST, 3), (LAST, 2)):
+        members.hear(index, Alive(members.pipe_epoch, 0.0, number=number), 0.2)
+    members.lose_idle(10.0, 0.3)
+    assert members.reason == "what stage first has computed has not reached stage last for 10.0 s"
+    attached = {index: message for index, message in members.due(0.3) if isinstance(message, Attach)}
+    assert attached[FIRST].next == "spare"
+
+
+def test_if_all_stages_wait_for_the_same_traversal_it_is_the_link_to_none_of_them() -> None:
+    members = up()
+    members.hear(SPARE, stage(SPARE, 2), 0.1)
+    for index in (FIRST, LAST):
+        members.hear(index, Alive(members.pipe_epoch, 0.0, number=3), 0.2)
+    members.lose_idle(10.0, 0.3)
+    assert members.reason == "nothing has landed for 10.0 s, and all stages are idle"
+    attached = {index: message for index, message in members.due(0.3) if isinstance(message, Attach)}
+    assert attached[FIRST].next == "last"

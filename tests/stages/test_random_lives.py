@@ -91,7 +91,7 @@ class Life:
     def break_something(self) -> None:
         self.num_faults += 1
         stage = self.rng.randrange(len(self.pipe.workers))
-        match self.rng.randrange(6):
+        match self.rng.randrange(7):
             case 0:
                 self.pipe.lose_next = stage
             case 1:
@@ -104,11 +104,14 @@ class Life:
                 self.pipe.cut.add(stage)
             case 5:
                 self.pipe.cut_link(stage, self.rng.randrange(len(self.pipe.workers)))
+            case 6:
+                self.pipe.cut_traversals.add((stage, self.rng.randrange(len(self.pipe.workers))))
 
     def mend(self) -> None:
         """What is paused or cut off goes on; what was killed starts again, unless it is the last fault of this life."""
         for link in list(self.pipe.cut_links):
             self.pipe.heal_link(*link)
+        self.pipe.cut_traversals.clear()
         for stage in list(self.pipe.cut):
             self.pipe.heal(stage, are_frames_lost=self.rng.random() < 0.5)
         for stage in list(self.pipe.paused):

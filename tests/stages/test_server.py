@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from jammed_proxy import JammedProxy
 from stage_driver import Driver, no_draft
 from stage_servers import WAIT_S, addresses, linked, pipe_of, serving
 from structlog.testing import capture_logs
@@ -340,6 +341,36 @@ def test_hidden_states_that_stop_on_their_way_are_a_loss_within_the_stated_time(
             driver.poll(0.1)
         assert time.monotonic() - stopped_s < (STALLED + 2) * SILENCE_S
         lab.heal()
+
+
+@pytest.mark.parametrize("is_for_ever", [False, True], ids=["this connection", "all that come later, too"])
+def test_a_cut_of_the_connection_for_hidden_states_alone_is_a_loss_within_the_stated_time(is_for_ever: bool) -> None:
+    """The connection for signs of life between the two stages stays, and so do those of the target."""
+    first, last = map(WideStage, toy_stages(2))
+    with ExitStack() as stack:
+        [behind] = stack.enter_context(serving([last]))
+        proxy = stack.enter_context(JammedProxy(behind.address))
+        [before] = stack.enter_context(serving([first], next=proxy.endpoint, silence_s=SILENCE_S))
+        spares = addresses(stack.enter_context(serving([WideStage(toy_stages(2)[0])]))) if is_for_ever else []
+        endpoints, times = addresses([before, behind]), StageTimes(seen_within_s=SILENCE_S)
+        verifier = stack.enter_context(pipe_of(endpoints, spares=spares, times=times))
+        driver = Driver(verifier, no_draft)
+        sequence = driver.begin(PROMPTS[0], LAW, 20)
+        while len(sequence.token_ids) < 8:
+            if not sequence.flights:
+                driver.launch([sequence])
+            driver.poll(1.0)
+        jammed_s = time.monotonic()
+        proxy.jam(is_for_ever=is_for_ever)
+        if not sequence.flights:
+            driver.launch([sequence])
+        while verifier.num_losses == 0:
+            driver.poll(0.1)
+        assert time.monotonic() - jammed_s < (STALLED + 2) * SILENCE_S
+        driver.decode_all()
+        assert proxy.num_jammed == 1
+    assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 20)
+    assert verifier.num_losses == 1
 
 
 def test_a_spare_goes_round_a_link_between_two_stages_that_stays_cut() -> None:

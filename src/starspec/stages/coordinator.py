@@ -108,6 +108,7 @@ class RemoteVerifier:
         self._tickets = itertools.count()
         self._news: list[Lost] = []
         self._is_down = False  # it was noted that the pipe is
+        self._why_down: str | None = None  # the last time
         self._has_ended = False  # the loss was told as one that ends all requests
         self._is_woken = False  # the last wait ended for something else than a stage
         self._begin()
@@ -273,7 +274,7 @@ class RemoteVerifier:
         """Nobody waits for ever, whatever stages say."""
         members, idle_s, waited_s = self._members, now - self._moved_s, now - self._landed_s
         if idle_s >= STALLED * self._times.seen_within_s + 2 * members.round_trips_s:
-            members.lose(f"nothing has landed for {idle_s:.1f} s, and all stages are idle", now, members.chain)
+            members.lose_idle(idle_s, now)
         elif waited_s >= MAX_BUSY_S:
             # all of them are faulty then: it cannot be waited for so long three times
             members.lose(f"nothing has landed for {waited_s:.0f} s", now, MAX_FAULTS * members.chain)
@@ -334,7 +335,8 @@ class RemoteVerifier:
         return took
 
     def _go_down(self) -> None:
-        self._log_limit.log(log.warning, "the stages are attached anew", why=self._members.reason)
+        self._why_down = self._members.reason
+        self._log_limit.log(log.warning, "the stages are attached anew", why=self._why_down)
         self._is_down = True
         self.num_losses += 1
 
@@ -344,7 +346,7 @@ class RemoteVerifier:
         self.cache.start_over()
         self._is_down = self._has_ended = False
         self._begin()
-        self._news.append(Lost("the stages were attached anew", True))
+        self._news.append(Lost(f"the stages were attached anew: {self._why_down}", True))
 
     def _give_up(self) -> None:
         reason = f"{self._members.reason}; no other stage took its place within {self._times.wait_s:g} s"

@@ -44,6 +44,7 @@ class Member:
     asked_s: float = -inf  # when it was last sent an `Attach`
     last_round_trip_s: float = FIRST_ROUND_TRIP_S  # the last one that was known before it left
     known_epoch: PipeEpoch = NO_EPOCH  # the highest that it told
+    expected: int = 1  # number of the traversal that it expects, as it told last
     num_faults: int = 0  # of late
     fault_s: float = -inf  # when the last one was
 
@@ -62,7 +63,7 @@ class Member:
     def begin(self, what: Attached, seen_within_s: float, now: float) -> None:
         """It is attached."""
         self.what, self.is_there, self.known_epoch = what, True, what.pipe_epoch
-        self.stage_id, self.liveness = what.stage_id, StageLiveness(seen_within_s, now)
+        self.stage_id, self.expected, self.liveness = what.stage_id, 1, StageLiveness(seen_within_s, now)
 
     def leave(self) -> None:
         """It is not attached any more; whether it is there is another question."""

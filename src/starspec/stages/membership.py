@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from math import fsum, inf
 from typing import Final
 
@@ -107,6 +108,23 @@ class Membership:
             self.reason, self._down_s = reason, now
             self._again_s = now + self._failures.pause_s(now)
 
+    def lose_idle(self, idle_s: float, now: float) -> None:
+        """Nothing lands, and no stage has anything to do. If one lacks what the one before has sent, avoid that link.
+
+        Their connection for signs of life may be whole: it is another one.
+        """
+        links = pairwise(self.chain)
+        stuck = next((each for each in links if self._expected(each[0]) > self._expected(each[1])), None)
+        if stuck is None:
+            self.lose(f"nothing has landed for {idle_s:.1f} s, and all stages are idle", now, self.chain)
+            return
+        self._choice.avoid(stuck)
+        near, far = (self.members[each].name for each in stuck)
+        self.lose(f"what stage {near} has computed has not reached stage {far} for {idle_s:.1f} s", now, stuck)
+
+    def _expected(self, index: int) -> int:
+        return self.members[index].expected
+
     def blame(self, members: Iterable[int], now: float) -> None:
         """Something was wrong, and it may be the fault of these."""
         for index in members:
@@ -142,8 +160,9 @@ class Membership:
         match message:
             case Attached():
                 self._attached(index, message, now)
-            case Alive(sent_s=sent_s) if member.liveness is not None:
-                member.liveness.note_answer(sent_s, now)
+            case Alive() if member.liveness is not None:
+                member.expected = message.number
+                member.liveness.note_answer(message.sent_s, now)
             case Alive(pipe_epoch=epoch) if self._attempt is not None and epoch == self._attempt.epoch:
                 self._attempt.alive.add(index)
             case Identity(stage_id=stage_id) if member.liveness is None:

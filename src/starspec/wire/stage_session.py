@@ -125,7 +125,7 @@ class StageSession:
         """
         if not self.hear(beat, now) or self.state is not StageState.ATTACHED:
             return Gap(beat.pipe_epoch, self.next_number, f"{NOT_IN_PIPE}, or not any more")
-        return Alive(beat.pipe_epoch, beat.sent_s, is_busy)
+        return Alive(beat.pipe_epoch, beat.sent_s, is_busy, self.next_number)
 
     def end_lease(self, now: float) -> bool:
         """Leave the pipe if its coordinator was silent for too long. Returns: whether; then all rows must be freed."""

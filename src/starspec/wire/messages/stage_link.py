@@ -100,6 +100,7 @@ class Alive(Message, frozen=True):
     pipe_epoch: PipeEpochNumber
     sent_s: Seconds  # of the `Beat`
     is_busy: bool = False  # the stage computes a traversal, or a long one arrives
+    number: FrameNumber = 1  # of the traversal that the stage expects
 
 
 class Retract(Message, frozen=True):
