@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, cycle, islice
 from statistics import median_low
+from typing import Any
 
 from starspec.bench.batch.conversations import conversation_jobs
 from starspec.bench.batch.methods import MethodRun, run_method
@@ -97,8 +98,8 @@ class _Bench:
 def measure_batch(models: ModelPair, prompts: Sequence[Prompt], plan: BatchPlan, advance: Advance) -> BatchReport:
     """Load the pair, decode plainly at batch size 1 for reference, then run all methods in turns.
 
-    Raises: ConfigError, before weights are read if no prompt is short enough, or if the model does not support a batching method; ModelError;
-        VocabularyMismatch.
+    Raises: ConfigError if no prompt is short enough (before weights are read), or if the model does not support a
+        batching method; ModelError; VocabularyMismatch.
     """
     advance("loading", None)
     fitting = _fitting(load_tokenizer(models.target), prompts, plan)

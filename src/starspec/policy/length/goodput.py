@@ -183,7 +183,7 @@ class _Round:
             chosen = self._weigh(limits, min_gain) if unheld else held
         return limits, chosen
 
-    def _without_newcomers(self, limits: Sequence[int]) -> Sequence[int]:
+    def _without_newcomers(self, limits: list[int]) -> list[int]:
         """The limits, but 0 for sequences in their first round, if rounds were larger lately and prefill is dear.
 
         Requests that are sent together begin within a few rounds of each other. Prefill that pays for the first of them
