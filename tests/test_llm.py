@@ -9,10 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from starspec import LLM, ConfigError, RequestError, SamplingParams
 from starspec.errors import StarspecError
 from starspec.observe.progress import ProgressBar
+from starspec.sampling import draw
+from starspec.sampling.spec import SamplingSpec
+from starspec.speculation import verify
 
 TARGET = "synthetic:role=target,step_ms=0"
 DRAFT = "synthetic:role=draft,step_ms=0,alpha=0.8"
@@ -40,6 +44,24 @@ def test_a_draft_changes_no_token(name: str, temperature: float) -> None:
     drafted = llm_of(name, max_num_seqs=2).generate(prompts, params)
     assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in plain]
     assert [each.outputs[0].text for each in drafted] == [each.outputs[0].text for each in plain]
+
+
+@pytest.mark.parametrize("name", ["plain", "ngram", "draft"])
+def test_a_prompt_whose_law_fails_costs_no_other_its_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def next_token(row: torch.Tensor, sampling: SamplingSpec, position: int, *more: Any) -> int:
+        if sampling.seed == 13 and position > 9:
+            raise ValueError("no such law")
+        return draw.next_token(row, sampling, position, *more)
+
+    llm, prompts = llm_of(name), [[1, 2, 3], [4], [5, 6, 7, 8]]
+    params = [SamplingParams(temperature=0.8, seed=seed, max_tokens=24) for seed in (1, 13, 3)]
+    whole = [each.outputs[0] for each in llm.generate(prompts, params)]
+    monkeypatch.setattr(verify, "next_token", next_token)
+    answers = [each.outputs[0] for each in llm.generate(prompts, params)]
+    assert [each.finish_reason for each in answers] == ["length", "error", "length"]
+    assert (answers[0].token_ids, answers[2].token_ids) == (whole[0].token_ids, whole[2].token_ids)
+    assert answers[1].token_ids == whole[1].token_ids[: len(answers[1].token_ids)] != whole[1].token_ids
+    assert answers[1].stop_reason == "internal error"
 
 
 def test_a_good_draft_saves_forwards() -> None:

@@ -20,6 +20,11 @@ StarspecError
 └─ OurBug                   an invariant is broken: log it, fail the request, keep serving
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
 RETRY_AFTER_S = 1.0  # where there is no capacity and nothing better is known; `policy/retry_after.py` has other times
 
 # of the system, of the dynamic linker, of torch and of Rust
@@ -49,6 +54,21 @@ def out_of_memory(error: Exception) -> str | None:
         "there is not enough memory, or `ulimit -v` or a container allows too little: take a smaller model or a "
         "smaller --max-model-len, or free some"
     )
+
+
+def outcome(compute: Callable[[], T]) -> T | BaseException:
+    """What is computed for one request, or what that raised: the caller ends this request, and no other one.
+
+    A panic of a library in Rust is no Exception, and yet no reason to end the process.
+
+    Raises: KeyboardInterrupt and SystemExit, by which somebody ends the process.
+    """
+    try:
+        return compute()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        return error
 
 
 class VocabularyMismatch(ConfigError):

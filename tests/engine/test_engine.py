@@ -439,18 +439,10 @@ def test_a_request_whose_own_law_fails_ends_alone(broken: tuple[str, ...], metho
     for number, name in enumerate("abc"):
         law = {"temperature": 1e-9, "seed": 13, "presence_penalty": 1e-9} if name in broken else {}
         engine.submit(RequestId(name), spec_of([number + 1, 2, 3], 30, **law))
-    got: dict[str, list[EngineOutput]] = {name: [] for name in "abc"}
-    for _ in range(200):
-        try:
-            outputs = engine.step()
-        except ValueError:
-            outputs = engine.fail_step("internal error")
-        for each in outputs.values():
-            got[each.request_id].append(each)
-        engine.check_integrity()
-    for number, (name, parts) in enumerate(got.items()):
-        assert parts[-1].finish_reason == ("error" if name in broken else "length")
-        tokens = [token for part in parts for token in part.token_ids]
+    got = finish(engine)
+    for number, name in enumerate("abc"):
+        assert got[name][-1].finish_reason == ("error" if name in broken else "length")
+        tokens = [token for part in got[name] for token in part.token_ids]
         assert tokens == plain([number + 1, 2, 3], 30)[: len(tokens)]
 
 

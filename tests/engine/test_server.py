@@ -49,15 +49,31 @@ class FragileRunner(HashRunner):
     """Fails in its forward once it is told to."""
 
     is_broken = False
+    error: BaseException = RuntimeError("the accelerator fell off the bus")
 
     def forward(self, segments, feature_layers=()):  # type: ignore[no-untyped-def]
         if self.is_broken:
             self.is_broken = False
-            raise RuntimeError("the accelerator fell off the bus")
+            raise self.error
         time.sleep(0.001)  # a step takes time, as a model's does
         return super().forward(segments, feature_layers)
 
 
+class Panic(BaseException):
+    """What a library in Rust raises where it panics: no Exception either."""
+
+
+class PickyTokenizer(WordTokenizer):
+    """Cannot decode one token."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        if BAD_TOKEN in token_ids:
+            raise Panic
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+BAD_TOKEN = 61
+WORDS = WordTokenizer()
 OPEN: list[zmq.Socket[bytes]] = []  # sockets of this test's gateways
 
 
@@ -113,13 +129,14 @@ class Clock:
 
 @contextmanager
 def serving(
-    clock: Callable[[], float] = time.monotonic, grammars: SlowGrammars | None = None, **config: float
+    clock: Callable[[], float] = time.monotonic,
+    grammars: SlowGrammars | None = None,
+    tokenizer: WordTokenizer = WORDS,
+    **config: float,
 ) -> Iterator[tuple[TargetServer, FragileRunner]]:
     settings = TargetConfig(port=0, prefill_chunk=5, **config)  # type: ignore[arg-type]
     runner = FragileRunner(num_rows=2, max_len=2000)
-    engine = TargetEngine(
-        LocalVerifier(runner), WordTokenizer(), NoDrafts(), settings, TargetStats(), grammars=grammars
-    )
+    engine = TargetEngine(LocalVerifier(runner), tokenizer, NoDrafts(), settings, TargetStats(), grammars=grammars)
     server = TargetServer(settings, engine, ServingServer("127.0.0.1", 0), clock=clock)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -251,9 +268,26 @@ def test_only_gateways_with_requests_are_remembered() -> None:
         assert not server._heard_s
 
 
-def test_a_step_that_fails_ends_its_requests_and_the_target_goes_on() -> None:
-    with serving() as (server, runner):
+def test_a_prompt_that_the_tokenizer_cannot_decode_is_refused_and_the_target_goes_on() -> None:
+    with serving(tokenizer=PickyTokenizer()) as (server, _):
         gateway = Gateway(server)
+        gateway.send(submit("r", [1, 2], 30), submit("s", [1, BAD_TOKEN], 5), submit("t", [3], 7))
+        refusal, parts = None, dict[str, list[EngineOutput]](r=[], t=[])
+        while refusal is None or not all(each and each[-1].finish_reason for each in parts.values()):
+            for each in gateway.receive():
+                if isinstance(each, Rejected):
+                    refusal = each
+                else:
+                    parts[each.request_id].append(each)
+        assert refusal == Rejected(RequestId("s"), "internal error", None, 500)
+        assert [t for part in parts["r"] for t in part.token_ids] == plain([1, 2], 30)
+        assert [t for part in parts["t"] for t in part.token_ids] == plain([3], 7)
+
+
+@pytest.mark.parametrize("error", [FragileRunner.error, Panic()], ids=type)
+def test_a_step_that_fails_ends_its_requests_and_the_target_goes_on(error: BaseException) -> None:
+    with serving() as (server, runner):
+        gateway, runner.error = Gateway(server), error
         gateway.send(submit("r", [1, 2], 1900))
         gateway.receive()
         runner.is_broken = True

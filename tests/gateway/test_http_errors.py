@@ -470,6 +470,13 @@ async def test_a_refusal_of_the_target_names_the_parameter_as_the_client_calls_i
     assert error_of(await gateway.post("/v1/completions", prompt="hi"))["param"] == "prompt"
 
 
+async def test_a_request_that_a_target_could_not_take_is_a_500_and_not_sent_again(gateway: Any) -> None:
+    gateway.target.refusal = Rejected(RequestId(""), "internal error", None, 500)
+    reply = await gateway.post("/v1/completions", prompt="hi")
+    assert reply.status_code == 500
+    assert "retry-after" not in reply.headers
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_bug_ends_its_own_request_only(gateway: Any, stream: bool) -> None:
     script, gateway.target.script = gateway.target.script, None

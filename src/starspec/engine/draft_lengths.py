@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
+
+import structlog
 
 from starspec.client.pace import PacedChoices
 from starspec.engine.sequence import RoundOutput, TargetSequence
+from starspec.errors import outcome
 from starspec.ids import RequestKey
+from starspec.log_limit import LogLimit
 from starspec.policy.length.acceptance import SHRUNK_FADE, Acceptance
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.divergence import DivergenceHistory
@@ -26,6 +31,8 @@ from starspec.stats import LengthStats
 
 NOTHING: Final[Mapping[RequestKey, int]] = {}
 MAX_ALPHA: Final = 0.99  # no acceptance is certain
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -61,6 +68,7 @@ class DraftLengths:
         self._lessons = lessons
         self._stats = stats
         self._clock = clock
+        self._log_limit = LogLimit(clock)
         self._trials = Trials()
         self._histories: dict[RequestKey, _History] = {}
         self._longest_chain = 0  # steps that the policy chose last
@@ -81,6 +89,8 @@ class DraftLengths:
         behind: Mapping[RequestKey, int] = NOTHING,
     ) -> list[DraftBudget]:
         """What to ask for, for sequences whose drafts are chosen together: at most one call of the policy.
+
+        If the policy raises, it is for no drafts: that ends no answer.
 
         Args:
             num_sequences: of the round that the drafts are for, without those of another drafter.
@@ -104,7 +114,10 @@ class DraftLengths:
             )
 
         about = [lessons, num_in_round, *(each.key for each in sequences)]
-        chosen = self._choices.choose(about, snapshot, is_urgent=bool(to_prefill))
+        chosen = outcome(partial(self._choices.choose, about, snapshot, is_urgent=bool(to_prefill)))
+        if isinstance(chosen, BaseException):
+            self._log_limit.log(log.error, "the length policy failed; these sequences get no drafts", exc_info=chosen)
+            chosen = [OFF] * len(sequences)
         self._note_longest(sequences, chosen)
         for sequence, history, choice in zip(sequences, histories, chosen, strict=True):
             budget = choice.budget.limited(num_steps=self._most_steps(sequence))

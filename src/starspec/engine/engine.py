@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import get_args
+from typing import Final, get_args
+
+import structlog
 
 from starspec.config import Policy, TargetConfig
 from starspec.engine.detokenize import Decodes, Detokenizer
@@ -21,6 +23,7 @@ from starspec.errors import CapacityError, QueueFull, RequestError
 from starspec.grammars.compile import Grammars
 from starspec.grammars.matcher import GrammarMatcher
 from starspec.ids import LOCAL, PeerId, RequestId, RequestKey
+from starspec.log_limit import LogLimit
 from starspec.policy.estimators import WindowRate
 from starspec.policy.queue_turns import Sender
 from starspec.policy.target_batch import ScheduleSnapshot, StepPlan
@@ -33,13 +36,17 @@ from starspec.wire.messages import EngineOutput, RequestSpec
 
 NO_GRAMMARS = "this target cannot hold answers to a grammar: a model in stages cannot, nor can old versions"
 RATE_WINDOW_S = 5.0
+INTERNAL_ERROR: Final = "internal error"  # what a client is told; the log says more
 LANDING_WAIT_S = 0.01  # so long a step waits for verdicts; then it looks at its hub and its gateways again
+
+log = structlog.get_logger()
 
 
 class TargetEngine:
     """Batches requests over one model, with the batching method of the config.
 
-    Every submitted request ends as exactly one of finished, failed or aborted.
+    Every submitted request ends as exactly one of finished, failed or aborted. If it fails by itself, in its grammar,
+    its law or its text, the others of its round go on.
     """
 
     def __init__(
@@ -79,6 +86,7 @@ class TargetEngine:
         self._landed: deque[Landed | Lost] = deque()  # and not finished yet
         self._at_work: Sequence[TargetSequence] = ()  # of the chunk or round that is begun or finished just now
         self._outputs = StepOutputs()  # so far
+        self._log_limit = LogLimit(clock)  # a client can cause every line here at will
         self._rate = WindowRate(RATE_WINDOW_S, clock())  # of tokens
 
     @property
@@ -130,7 +138,7 @@ class TargetEngine:
             grammar: that of the spec, compiled; None = it is compiled here, if there is one.
         Returns: the waiting request that gave way, which is aborted; None = none.
         Raises: RequestError if the request can never run; QueueFull if the queue is at its limit; CapacityError if
-            nothing can run now.
+            nothing can run now; whatever the tokenizer raises for the prompt.
         """
         key = RequestKey(peer, request_id)
         try:
@@ -144,20 +152,23 @@ class TargetEngine:
             late = None if self.has_room else self._requests.who_gives_way(Sender(owner, peer))
             if late is None and not self.has_room:
                 raise QueueFull(f"{self._requests.num_queued} requests are waiting for a cache row; try again later")
-        except (RequestError, CapacityError):
+            sequence = self._sequence(key, spec, owner, grammar)
+        except Exception:
             self.note_rejected()
             raise
         if late is not None:
             self.abort(late.request_id, late.peer)
-        self._add(key, spec, owner, grammar)
+        self._requests.add(sequence)
         return late
 
     def note_rejected(self) -> None:
         """A request was refused."""
         self.stats.num_rejected += 1
 
-    def _add(self, key: RequestKey, spec: RequestSpec, owner: str, grammar: GrammarMatcher | None) -> None:
-        """Let a sound request wait for a row."""
+    def _sequence(
+        self, key: RequestKey, spec: RequestSpec, owner: str, grammar: GrammarMatcher | None
+    ) -> TargetSequence:
+        """A sound request, as it waits for a row."""
         info = self.verifier.info
         num_prompt = len(spec.prompt_token_ids)
         max_tokens = info.max_model_len if spec.max_tokens is None else spec.max_tokens
@@ -169,20 +180,18 @@ class TargetEngine:
             skip_special_tokens=spec.skip_special_tokens,
         )
         relaxation = Relaxation(spec.relaxed_tau, self._thresholds) if spec.relaxed_tau > 0.0 else None
-        self._requests.add(
-            TargetSequence(
-                key,
-                spec,
-                max_len=min(num_prompt + max_tokens, info.max_model_len),
-                eos_token_ids=info.eos_token_ids,
-                detokenizer=detokenizer,
-                arrived_s=self._clock(),
-                rule=self.drafts.rule.relaxed() if relaxation else self.drafts.rule,
-                relaxation=relaxation,
-                owner=owner,
-                grammar=grammar,
-                is_exact=self._config.pipe.is_exact,
-            )
+        return TargetSequence(
+            key,
+            spec,
+            max_len=min(num_prompt + max_tokens, info.max_model_len),
+            eos_token_ids=info.eos_token_ids,
+            detokenizer=detokenizer,
+            arrived_s=self._clock(),
+            rule=self.drafts.rule.relaxed() if relaxation else self.drafts.rule,
+            relaxation=relaxation,
+            owner=owner,
+            grammar=grammar,
+            is_exact=self._config.pipe.is_exact,
         )
 
     def abort(self, request_id: RequestId, peer: PeerId = LOCAL) -> None:
@@ -232,12 +241,10 @@ class TargetEngine:
         num_left_out = self._count_passed_over(snapshot, plan)
         scheduled_s = self._clock()
         if plan.admit:
-            admitted = self._requests.admit(plan.admit, self._clock())
-            self._rounds.look_ahead(admitted)
-            self.drafts.open(admitted)
-        prefill = plan.prefill if can_prefill else None
+            self._admit(plan.admit)
+        prefill = self._requests.get(plan.prefill) if can_prefill and plan.prefill is not None else None
         if prefill is not None:
-            self._launch_chunk(self._requests[prefill])
+            self._launch_chunk(prefill)
         if not plan.decode:
             self.drafts.poll()
             return prefill is not None
@@ -247,6 +254,7 @@ class TargetEngine:
         self._at_work = batch
         num_others, are_presumed = self._in_flight.num_live, self._in_flight.num_windows > 1
         launched = self._rounds.begin(batch, num_others, are_presumed=are_presumed)
+        self._end_failed()
         if launched is None:
             return prefill is not None
         self._in_flight.add(launched)
@@ -254,6 +262,14 @@ class TargetEngine:
         self.stats.batch.schedule_s += scheduled_s - started_s
         self.stats.batch.grouping_wait_s += num_left_out * (self._clock() - started_s)
         return True
+
+    def _admit(self, keys: Sequence[RequestKey]) -> None:
+        """Give these requests rows, and let drafts begin for those that have not failed."""
+        self._at_work = admitted = self._requests.admit(keys, self._clock())
+        self._rounds.look_ahead(admitted)
+        self._end_failed()
+        self.drafts.open([each for each in admitted if each.row is not None])
+        self._at_work = ()
 
     def _launch_chunk(self, sequence: TargetSequence) -> None:
         self._at_work = [sequence]
@@ -282,7 +298,6 @@ class TargetEngine:
                 self._finish_round(launched, landed)
 
     def _finish_round(self, launched: LaunchedRound, landed: Landed) -> None:
-        """Raises: the error of a verdict, once the other sequences have theirs."""
         num_tokens = 0
         for sequence, output in self._rounds.finish(launched, landed):
             self._outputs.add(sequence.key, output)
@@ -292,11 +307,7 @@ class TargetEngine:
                 self._trace_answer(sequence)
                 self._requests.release(sequence)
         self._update_rate(num_tokens)
-        told = zip(launched.batch, landed.verdicts, strict=True)
-        failed = {each: verdict.error for each, verdict in told if verdict.error is not None and each.row is not None}
-        if failed:
-            self._at_work = [*failed]
-            raise next(iter(failed.values()))
+        self._end_failed()
 
     def _trace_answer(self, sequence: TargetSequence) -> None:
         """From the arrival of its request to its end."""
@@ -314,6 +325,13 @@ class TargetEngine:
                 self.stats.num_aborted += 1
                 self._end(sequence, Finish("abort", lost.reason))
 
+    def _end_failed(self) -> None:
+        """End the requests that have failed by themselves. Effects: adds their last outputs to the step's outputs."""
+        for sequence, error in self._rounds.take_failures().items():
+            if sequence.row is not None:
+                self._log_limit.log(log.error, "a request failed and ends with an error", exc_info=error)
+                self._end(sequence, Finish("error", INTERNAL_ERROR))
+
     def _end(self, sequence: TargetSequence, finish: Finish) -> None:
         """A request cannot go on. Effects: adds its last output to the step's outputs."""
         self._outputs.add(sequence.key, sequence.output(RoundOutput(finish=finish)))
@@ -328,8 +346,9 @@ class TargetEngine:
     def fail_step(self, reason: str) -> dict[RequestKey, EngineOutput]:
         """After an exception in a step: end the requests of the launch that raised, so that the others can go on.
 
-        These are the sequences of the prefill chunk or the round that was begun or finished. If it was neither, they
-        are all sequences that hold a cache row. What is in flight of them lands later and changes nothing.
+        These are the sequences that were admitted, or those of the prefill chunk or the round that was begun or
+        finished. If it was none of these, they are all sequences that hold a cache row. What is in flight of them lands
+        later and changes nothing.
 
         Returns: their last outputs, and those of rounds that the step had finished.
         """

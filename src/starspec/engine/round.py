@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from starspec.engine.drafts import Drafts, RoundTimes, is_launched
 from starspec.engine.flights import Flight
 from starspec.engine.sequence import RoundOutput, SequenceState, TargetSequence
+from starspec.errors import outcome
 from starspec.grammars.matcher import FittedDraft
 from starspec.models.runner import Segment
 from starspec.policy.grammar_turns import GrammarTurns
@@ -23,6 +25,8 @@ from starspec.tracing import Tracer
 from starspec.windows.verifier import Landed, Ticket, Verifier
 from starspec.windows.window import Judge, Verdict, Window
 from starspec.wire.messages import EngineOutput, TokenLogprob, Verified
+
+T = TypeVar("T")
 
 
 class LaunchedRound(NamedTuple):
@@ -50,6 +54,9 @@ class LaunchedRound(NamedTuple):
 class RoundRunner:
     """Begins rounds, and finishes them when they land. It holds what every round needs, and no state of sequences.
 
+    A sequence that fails by itself, in its grammar, its law or its text, is left out of the rest of its round, and has
+    to be ended: `take_failures` names it.
+
     Args:
         grammar_turns: is told what grammars take.
     """
@@ -60,12 +67,18 @@ class RoundRunner:
     clock: Callable[[], float]
     trace: Tracer | None = None
     grammar_turns: GrammarTurns = field(default_factory=GrammarTurns)
+    _failures: dict[TargetSequence, BaseException] = field(default_factory=dict, init=False)
+
+    def take_failures(self) -> dict[TargetSequence, BaseException]:
+        """The sequences that have failed since the last call, and why."""
+        failures, self._failures = self._failures, {}
+        return failures
 
     def look_ahead(self, sequences: Sequence[TargetSequence]) -> None:
         """Let drafts go on behind what grammars force. Drafts from features cannot: only verified tokens have these."""
         if self.drafts.drafts_forced and not self.drafts.feature_layers:
             for sequence in sequences:
-                sequence.look_ahead()
+                self._of_one(sequence, sequence.look_ahead)
 
     def begin(
         self, batch: Sequence[TargetSequence], num_others: int, *, are_presumed: bool = False
@@ -76,16 +89,22 @@ class RoundRunner:
             batch: sequences of which no window is in flight, or none on which no other could stand.
             num_others: launches in flight.
             are_presumed: whether to draft on behind these windows before they have landed.
-        Returns: None if there is nothing to launch: those in flight have no draft any more.
+        Returns: None if there is nothing to launch: those in flight have no draft any more, or all have failed.
         """
         started_s = self.clock()
         collected = self.drafts.collect(batch)  # an empty tree for each sequence without a proposal in time
         found = [each for each in zip(batch, collected, strict=True) if is_launched(*each)]
         if not found:
             return None
-        batch = [each for each, _ in found]
-        proposals = self._cut([each.given_tree or self._stand(each, tree) for each, tree in found])
-        drafts = [self._fitted(each, proposal) for each, proposal in zip(batch, proposals, strict=True)]
+        proposed = self._cut([each.given_tree or self._stand(each, tree) for each, tree in found])
+        fitted = [
+            (each, proposal, draft)
+            for (each, _), proposal in zip(found, proposed, strict=True)
+            if (draft := self._of_one(each, partial(self._fitted, each, proposal))) is not None
+        ]
+        if not fitted:
+            return None
+        batch, proposals, drafts = zip(*fitted, strict=True)
         collected_s, moved_s = self.clock(), self.stats.batch.moved_s
         wanted = [each.length_choice for each in batch] if self.trace is not None else []
         windows = [_window(each, draft.tree) for each, draft in zip(batch, drafts, strict=True)]
@@ -135,9 +154,7 @@ class RoundRunner:
         return [each if each.num_draft_tokens <= longest else each.restricted(range(longest)) for each in trees]
 
     def finish(self, launched: LaunchedRound, landed: Landed) -> list[tuple[TargetSequence, EngineOutput]]:
-        """Commit what landed. Every sequence that has not ended meanwhile gains at least one token, or ends.
-
-        One whose verdict is an error is left out, and has to be ended.
+        """Commit what landed. Every sequence that has not ended meanwhile gains at least one token, ends, or fails.
 
         Effects: changes the sequences, their cache rows and the statistics; sends verdicts to the hub.
         """
@@ -145,9 +162,15 @@ class RoundRunner:
         told = zip(launched.batch, launched.proposals, launched.drafts, launched.flights, landed.verdicts, strict=True)
         for sequence, proposal, draft, flight, verdict in told:
             self.stats.num_stale_windows += flight.is_stale
-            if sequence.row is not None and not flight.is_stale and verdict.error is None:
+            if sequence.row is None or flight.is_stale:
+                continue
+            if verdict.error is not None:
+                self._failures[sequence] = verdict.error
+                continue
+            added = self._of_one(sequence, partial(self._commit, sequence, proposal, draft, flight, verdict))
+            if added is not None:
                 batch.append(sequence)
-                round_outputs.append(self._commit(sequence, proposal, draft, flight, verdict))
+                round_outputs.append(added)
         if not batch:
             return []  # what it took says nothing of rounds: nobody had it
         if launched.feature_layers != self.drafts.feature_layers:  # another hub was found meanwhile
@@ -164,6 +187,14 @@ class RoundRunner:
         waited_s = launched.collected_s - launched.started_s
         self._record_batch(launched, waited_s + report_s, ended_s - launched.collected_s - report_s)
         return outputs
+
+    def _of_one(self, sequence: TargetSequence, compute: Callable[[], T]) -> T | None:
+        """What is computed for one sequence. None if that raises: then this sequence has failed."""
+        found = outcome(compute)
+        if isinstance(found, BaseException):
+            self._failures[sequence] = found
+            return None
+        return found
 
     def _fitted(self, sequence: TargetSequence, proposal: DraftTree) -> FittedDraft:
         """The proposal without what the sequence's grammar refuses, and with what it forces.

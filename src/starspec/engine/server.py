@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import assert_never
 
 import structlog
@@ -18,8 +18,8 @@ from starspec.audit import AuditLog
 from starspec.cache.memory import memory_of
 from starspec.config import TargetConfig
 from starspec.engine.compiling import Compiled, Compiling
-from starspec.engine.engine import TargetEngine
-from starspec.errors import RETRY_AFTER_S, CapacityError, RequestError
+from starspec.engine.engine import INTERNAL_ERROR, TargetEngine
+from starspec.errors import RETRY_AFTER_S, CapacityError, RequestError, outcome
 from starspec.grammars.matcher import GrammarMatcher
 from starspec.ids import PeerId, RequestKey, TargetId
 from starspec.log_limit import LogLimit
@@ -120,11 +120,11 @@ class TargetServer:
 
     def _step(self) -> Mapping[RequestKey, EngineOutput]:
         """Run one step. If it raises, only the requests of that step fail. No other place catches such errors."""
-        try:
-            return self._engine.step()
-        except Exception:
-            self._log_limit.log(log.exception, "a step failed; its requests end with an error")
-            return self._engine.fail_step("internal error")
+        outputs = outcome(self._engine.step)
+        if isinstance(outputs, BaseException):
+            self._log_limit.log(log.error, "a step failed; its requests end with an error", exc_info=outputs)
+            return self._engine.fail_step(INTERNAL_ERROR)
+        return outputs
 
     def _handle(self, peer: PeerId, message: GatewayToTarget) -> None:
         if peer in self._heard_s:
@@ -141,14 +141,17 @@ class TargetServer:
                 assert_never(message)
 
     def _submit(self, peer: PeerId, message: Submit) -> None:
-        with self._refusing(peer, message):
-            if self._is_stopping.is_set():
-                raise CapacityError("this target is shutting down")
-            if message.spec.grammar is None:
-                self._add(peer, message, None)
-            else:
-                self._compile(peer, message)
-            self._heard_s[peer] = self._clock()
+        self._take_or_refuse(peer, message, partial(self._take, peer, message))
+
+    def _take(self, peer: PeerId, message: Submit) -> None:
+        """Raises: whatever is wrong with the request."""
+        if self._is_stopping.is_set():
+            raise CapacityError("this target is shutting down")
+        if message.spec.grammar is None:
+            self._add(peer, message, None)
+        else:
+            self._compile(peer, message)
+        self._heard_s[peer] = self._clock()
 
     def _compile(self, peer: PeerId, message: Submit) -> None:
         """Raises: as Compiling.add. Effects: tells the gateway whose request gives way."""
@@ -158,12 +161,15 @@ class TargetServer:
             self._refuse_late(late, "too many grammars wait to be compiled, and other gateways have fewer of them")
 
     def _submit_compiled(self, compiled: Compiled) -> None:
-        with self._refusing(compiled.peer, compiled.submit):
-            error = compiled.grammar.exception()
-            if error is not None:
-                self._engine.note_rejected()
-                raise self._complaint_of(error) from error
-            self._add(compiled.peer, compiled.submit, compiled.grammar.result())
+        self._take_or_refuse(compiled.peer, compiled.submit, partial(self._take_compiled, compiled))
+
+    def _take_compiled(self, compiled: Compiled) -> None:
+        """Raises: whatever is wrong with the request."""
+        error = compiled.grammar.exception()
+        if error is not None:
+            self._engine.note_rejected()
+            raise self._complaint_of(error) from error
+        self._add(compiled.peer, compiled.submit, compiled.grammar.result())
 
     def _complaint_of(self, error: BaseException) -> RequestError | CapacityError:
         """What a gateway is told of an error on the thread that compiles. It must not end this one."""
@@ -180,15 +186,16 @@ class TargetServer:
             self._refuse_late(late, "the queue is full, and other gateways have fewer requests in it")
         self._audit.note("request", request_id=message.request_id, num_tokens=len(message.spec.prompt_token_ids))
 
-    @contextmanager
-    def _refusing(self, peer: PeerId, message: Submit) -> Iterator[None]:
-        """Answer the errors of a request that cannot run, or not now."""
-        try:
-            yield
-        except RequestError as error:
-            self._refuse(peer, Rejected(message.request_id, str(error), error.param, error.status))
-        except CapacityError as error:
-            self._refuse(peer, Rejected(message.request_id, str(error), None, 503, error.retry_after_s))
+    def _take_or_refuse(self, peer: PeerId, message: Submit, take: Callable[[], None]) -> None:
+        """Take a request, or answer why it cannot run, or not now. Whatever is wrong with it ends no other one."""
+        match outcome(take):
+            case RequestError() as error:
+                self._refuse(peer, Rejected(message.request_id, str(error), error.param, error.status))
+            case CapacityError() as error:
+                self._refuse(peer, Rejected(message.request_id, str(error), None, 503, error.retry_after_s))
+            case BaseException() as error:
+                self._log_limit.log(log.error, "a request could not be taken; it ends with an error", exc_info=error)
+                self._refuse(peer, Rejected(message.request_id, INTERNAL_ERROR, None, 500))
 
     def _refuse_late(self, late: RequestKey, why: str) -> None:
         """A request that waited has given way to another one."""

@@ -20,6 +20,7 @@ TOKEN_BYTES: Final = 512  # of one token that comes alone, with its text and all
 LOGPROB_BYTES: Final = 64  # of a token that is told with its log-probability
 MAX_TOKENS: Final = 2**20  # of an answer that has no limit of its own
 MORE_TOKENS: Final = 2**16  # than the limit that an answer has: nothing here depends on a target's keeping it exactly
+FAILED: Final = "the target failed on this request; its log says more"
 
 Sink = Callable[[EngineOutput | StarspecError], None]
 """Receives the outputs of one request. Nothing follows an error or an output with a finish reason."""
@@ -84,6 +85,8 @@ def fail_all(requests: Iterable[OpenRequest], why: str) -> None:
 
 def refusal_of(rejected: Rejected) -> StarspecError:
     """The error for a request that its target refused."""
+    if rejected.status == 500:
+        return OurBug(FAILED)
     is_capacity = rejected.status == 429 or rejected.status >= 500
     if is_capacity:
         return CapacityError(rejected.message, rejected.retry_after_s or LEAST_S)
@@ -98,5 +101,5 @@ def error_of(output: EngineOutput) -> StarspecError | None:
     if output.finish_reason == "error" and str(output.stop_reason).startswith(GRAMMAR_FAILED):
         return RequestError(str(output.stop_reason), "structured_outputs")
     if output.finish_reason == "error":
-        return OurBug("the target failed on this request; its log says more")
+        return OurBug(FAILED)
     return None

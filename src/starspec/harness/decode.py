@@ -8,7 +8,7 @@ from typing import Any
 
 from starspec.config import BatchingConfig, Policy, TargetConfig
 from starspec.engine.drafts import Drafts
-from starspec.engine.engine import TargetEngine
+from starspec.engine.engine import INTERNAL_ERROR, TargetEngine
 from starspec.errors import OurBug
 from starspec.grammars.compile import Grammars
 from starspec.ids import RequestId
@@ -137,7 +137,7 @@ def decode(
             come first). False: as many join at once as fit.
         on_end: called when a request ends.
     Returns: the answers, in the order of the jobs.
-    Raises: RequestError if a job can never run; OurBug if the engine was not idle.
+    Raises: RequestError if a job can never run; OurBug if the engine was not idle, or failed on a job.
     """
     if engine.has_work:
         raise OurBug("an engine that measures must be idle at the start")
@@ -153,6 +153,8 @@ def decode(
         for output in engine.step().values():
             answer = answers[names[output.request_id]]
             answer.token_ids += output.token_ids
+            if (output.finish_reason, output.stop_reason) == ("error", INTERNAL_ERROR):
+                raise OurBug(f"the target failed on {output.request_id}; the log says why")
             if output.finish_reason is not None:
                 answer.finish_reason, answer.stats = output.finish_reason, output.stats or answer.stats
                 num_active -= 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from starspec.errors import outcome
 from starspec.models.runner import ForwardOutput
 from starspec.sampling.logprobs import LikelyTokens, TopLogprobs, top_logprobs
 from starspec.speculation.signals import path_divergences
@@ -19,7 +21,7 @@ Judging = Callable[[Sequence[Window], ForwardOutput, bool], list[Verdict]]
 
 
 def judge(windows: Sequence[Window], output: ForwardOutput, commits_evenly: bool) -> list[Verdict]:
-    """Verify the trees of one forward.
+    """Verify the trees of one forward. If the law of a window fails, only its own verdict is an error.
 
     Args:
         windows: of the forward, all of them, in order. Each has a judge.
@@ -35,22 +37,20 @@ def judge(windows: Sequence[Window], output: ForwardOutput, commits_evenly: bool
         even = iter(roll_back(sound) if sound else ())
         results = [next(even) if isinstance(each, VerifyResult) else each for each in results]
     features = [None] * len(judges) if output.features is None else torch.split(output.features, sizes)
-    return [_verdict(*each) for each in zip(judges, results, rows, features, strict=True)]
+    verdicts = [outcome(partial(_verdict, *each)) for each in zip(judges, results, rows, features, strict=True)]
+    return [_failed(each) if isinstance(each, BaseException) else each for each in verdicts]
 
 
-def _results(judges: Sequence[Judge], logits: Tensor, rows: Sequence[Tensor]) -> list[VerifyResult | Exception]:
+def _results(judges: Sequence[Judge], logits: Tensor, rows: Sequence[Tensor]) -> list[VerifyResult | BaseException]:
     """What follows each window. If that fails, all are asked alone, so that only those fail whose own law does."""
-    try:
-        return [*_verify(judges, logits)]
-    except Exception:
-        return [_alone(judge, own_rows) for judge, own_rows in zip(judges, rows, strict=True)]
+    together = outcome(partial(_verify, judges, logits))
+    if not isinstance(together, BaseException):
+        return [*together]
+    return [outcome(partial(_alone, judge, own_rows)) for judge, own_rows in zip(judges, rows, strict=True)]
 
 
-def _alone(judge: Judge, rows: Tensor) -> VerifyResult | Exception:
-    try:
-        [result] = _verify([judge], rows)
-    except Exception as error:
-        return error
+def _alone(judge: Judge, rows: Tensor) -> VerifyResult:
+    [result] = _verify([judge], rows)
     return result
 
 
@@ -66,10 +66,14 @@ def _verify(judges: Sequence[Judge], logits: Tensor) -> list[VerifyResult]:
     )
 
 
-def _verdict(judge: Judge, result: VerifyResult | Exception, logits: Tensor, features: Tensor | None) -> Verdict:
+def _failed(error: BaseException) -> Verdict:
+    return Verdict(VerifyResult((), ()), [], (), None, error=error)
+
+
+def _verdict(judge: Judge, result: VerifyResult | BaseException, logits: Tensor, features: Tensor | None) -> Verdict:
     """Args: logits, features: of the root and of each node."""
-    if isinstance(result, Exception):
-        return Verdict(VerifyResult((), ()), [], (), None, error=result)
+    if isinstance(result, BaseException):
+        return _failed(result)
     logprobs, divergences = list[TopLogprobs](), tuple[float, ...]()
     if judge.law.num_logprobs is not None:
         logprobs = _logprobs(result, logits, judge.law.num_logprobs)

@@ -61,4 +61,4 @@ class Verdict(NamedTuple):
     divergences: tuple[float, ...]  # of the target from the draft, at each position of the path that states one
     features: Tensor | None  # [tokens, F], of the position before each token of the result; None = none are wanted
     node_tops: tuple[LikelyTokens, ...] = ()  # after the root and after each node, if they are wanted
-    error: Exception | None = None  # why this judge has no answer; its request ends, and the others of its round go on
+    error: BaseException | None = None  # why this judge has no answer: its request ends, and no other one
