@@ -185,6 +185,13 @@ class NoTokens(EditsVerdicts):
         return VerdictOf()
 
 
+class FailsAll(EditsVerdicts):
+    """Says of every window that its law has failed."""
+
+    def edit(self, verdict: VerdictOf) -> VerdictOf:
+        return VerdictOf(error=NOISE[:2000])
+
+
 class OtherPaths(EditsVerdicts):
     def edit(self, verdict: VerdictOf) -> VerdictOf:
         return VerdictOf([1, 2, 3], (0, 2))

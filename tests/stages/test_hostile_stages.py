@@ -8,6 +8,7 @@ from hostile_stages import (
     PASSING,
     TALKING,
     BusyForEver,
+    FailsAll,
     KnowsTheLastEpoch,
     LandsNothing,
     LargestNumbers,
@@ -74,6 +75,22 @@ def test_a_mad_stage_ends_requests_in_time_at_worst(kind: type[MadStage], at: in
     for name, (reason, why) in target.ends.items():
         assert reason == "abort" or target.got[name] == target.expected[name]
         assert reason != "abort" or why
+
+
+def test_a_stage_that_judges_nothing_ends_requests_with_errors_and_fills_no_log() -> None:
+    pipe = MadPipe(toy_stages(NUM_STAGES), FailsAll, LAST)
+    with capture_logs() as logs:
+        target = begun(Target(pipe=pipe), NUM_TOKENS)
+        pipe.go_mad()
+        target.run()
+        pipe.mad.is_mad = False
+        check_served(target)
+        check_status(target)
+    assert [target.ends[name] for name in "ab"] == [("error", "internal error")] * 2
+    assert target.verifier.num_losses == 0
+    reasons = [str(line["exc_info"]) for line in logs]
+    assert len(reasons) == 2
+    assert all(reason.isprintable() and len(reason) < 500 for reason in reasons)
 
 
 def test_what_lands_without_all_stages_gives_no_token() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starspec.errors import PeerProtocolError
+from starspec.quoting import MAX_TEXT_LEN
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree, Drawing, DrawnCandidates, TopTokens
 from starspec.stages.frames import pack, unpack
@@ -44,6 +45,7 @@ INVALID_WINDOWS = {
 INVALID_VERDICTS = {
     "a node without a token": {"nodes": [0, 1]},
     "nodes without tokens": {"token_ids": []},
+    "tokens of a window that failed": {"error": "no such law"},
     "nodes that turn back": {"token_ids": [1, 2, 3], "nodes": [1, 0]},
     "a relaxed token that was not accepted": {"relaxed": [1]},
     "log-probabilities of some tokens": {"logprobs": [[-1.0, []]]},
@@ -151,9 +153,15 @@ def test_every_tree_reaches_the_last_stage_as_it_was(tree: DraftTree) -> None:
     assert (arrived.root, arrived.law) == (7, judge.law)
 
 
-def test_a_verdict_without_tokens_says_that_its_window_was_dropped() -> None:
-    landing = Landing(1, 2, [VerdictOf(), VerdictOf([5])])
+def test_a_verdict_without_tokens_says_that_its_window_was_dropped_or_why_it_failed() -> None:
+    landing = Landing(1, 2, [VerdictOf(), VerdictOf([5]), VerdictOf(error="no such law")])
     assert Decoder(StageToCoordinator).decode(encode(landing)) == landing
+
+
+def test_why_a_window_failed_spoils_no_log() -> None:
+    [verdict] = Decoder(StageToCoordinator).decode(encode(Landing(1, 2, [VerdictOf(error="\x1b[2J" * 500)]))).verdicts
+    assert verdict.error.isprintable()
+    assert len(verdict.error) <= MAX_TEXT_LEN
 
 
 values = st.lists(st.lists(st.floats(-1e4, 1e4, width=32), min_size=6, max_size=6), min_size=1, max_size=5)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from starspec.config.stages import HiddenDtype
-from starspec.errors import PeerProtocolError
+from starspec.errors import PeerProtocolError, StarspecError
+from starspec.quoting import readable
 from starspec.sampling.logprobs import TopLogprobs
 from starspec.speculation.verify import VerifyResult
 from starspec.windows.window import Verdict
@@ -110,6 +111,8 @@ def _bytes_of(values: Tensor) -> Tensor:
 
 def told(verdict: Verdict) -> VerdictOf:
     """A verdict as the last stage sends it."""
+    if verdict.error is not None:
+        return VerdictOf(error=readable(f"{type(verdict.error).__name__}: {verdict.error}"))
     result = verdict.result
     logprobs = [(each.logprob, each.top) for each in verdict.logprobs] or None
     return VerdictOf(list(result.token_ids), result.accepted_nodes, result.relaxed, logprobs, verdict.divergences)
@@ -119,4 +122,5 @@ def heard(verdict: VerdictOf) -> Verdict:
     """A verdict as the coordinator gets it."""
     result = VerifyResult(verdict.nodes, tuple(verdict.token_ids), verdict.relaxed)
     logprobs = [TopLogprobs(logprob, top) for logprob, top in verdict.logprobs or ()]
-    return Verdict(result, logprobs, verdict.divergences, None)
+    error = StarspecError(f"the last stage could not judge a window: {verdict.error}") if verdict.error else None
+    return Verdict(result, logprobs, verdict.divergences, None, error=error)

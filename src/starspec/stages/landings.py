@@ -32,7 +32,7 @@ class LandingCheck:
     """Compares what lands with what was asked.
 
     Windows land in order, so it is known which of them stand on true tokens, as the last stage knows it (`laws.py`).
-    Those that do have a verdict with tokens: else a request would never end.
+    Those that do have a verdict with tokens, or with an error: else a request would never end.
 
     Args:
         vocab_size: of the model.
@@ -64,13 +64,14 @@ class LandingCheck:
         if len(landing.verdicts) != len(asked):
             return f"{len(landing.verdicts)} verdicts about {len(asked)} windows"
         for verdict, each in zip(landing.verdicts, asked, strict=True):
-            if is_held(each.row, each.lease) and self._stands(each) != bool(verdict.token_ids):
-                return "tokens for a window on refused ones" if verdict.token_ids else "no tokens for a window"
+            is_answered = bool(verdict.token_ids or verdict.error)
+            if is_held(each.row, each.lease) and self._stands(each) != is_answered:
+                return "tokens for a window on refused ones" if is_answered else "no tokens for a window"
             if (problem := _problem(verdict, each.judge, self._vocab_size)) is not None:
                 return problem
-            if verdict.token_ids:
+            if is_answered:
                 num_tokens = each.judge.prefix_len + len(verdict.token_ids)
-                self._ends[each.row] = _End(each.lease, num_tokens, verdict.token_ids[-1])
+                self._ends[each.row] = _End(each.lease, num_tokens, [each.root, *verdict.token_ids][-1])
         return None
 
     def _stands(self, window: Asked) -> bool:

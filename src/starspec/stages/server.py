@@ -251,6 +251,9 @@ class StageServer:
             return
         finally:
             self._is_computing = False
+        for failure in self._worker.take_failures():
+            event = "a window could not be judged; its request ends with an error, and the others go on"
+            self._log_limit.log(log.error, event, exc_info=failure)
         if self._trace is not None:
             session = self._worker.session
             number = session.next_number - 1

@@ -64,6 +64,7 @@ class StageWorker:
         self._clock = clock
         self._is_invariant = is_invariant
         self._laws = RowLaws()
+        self._failures: list[BaseException] = []
         self._decoder = FrameDecoder(runner.info.vocab_size)
 
     def control(self, message: CoordinatorToStage) -> Attached | Outdated | Refused | Alive | Gap | Identity | None:
@@ -107,6 +108,11 @@ class StageWorker:
             return None
         except (PeerProtocolError, CacheRangeError, ValueError) as error:
             return self.session.break_off(frame.traversal.pipe_epoch, str(error))
+
+    def take_failures(self) -> list[BaseException]:
+        """Why windows had no answer since the last call, for the log."""
+        failures, self._failures = self._failures, []
+        return failures
 
     def _compute(self, frame: Frame, cost: _Cost) -> Frame | Landing:
         traversal, is_last = frame.traversal, self._runner.layers.is_last
@@ -203,7 +209,10 @@ class StageWorker:
         segments: Sequence[Segment],
         output: ForwardOutput | None,
     ) -> list[VerdictOf]:
-        """One verdict for each judge; one without tokens for a window that was dropped."""
+        """One verdict for each judge; one without tokens for a window that was dropped.
+
+        A sequence whose law fails stays where it is, so windows that stand on what it was to emit are dropped.
+        """
         of_row = {traversal.windows[index].row: each for index, each in judges.items()}
         computed = [each for each in segments if each.row in of_row]
         if output is None or not computed:
@@ -213,9 +222,10 @@ class StageWorker:
             each.segment.row: verdict for each, verdict in zip(windows, judge(windows, output, False), strict=True)
         }
         for row, verdict in verdicts.items():
-            if verdict.error is not None:
-                raise verdict.error
-            self._laws.extend(row, verdict.result.token_ids)
+            if verdict.error is None:
+                self._laws.extend(row, verdict.result.token_ids)
+            else:
+                self._failures.append(verdict.error)
         return [told(verdicts[row]) if row in verdicts else VerdictOf() for row in of_row]
 
     def _free_all(self) -> None:

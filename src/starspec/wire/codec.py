@@ -178,6 +178,7 @@ class Decoder(Generic[T]):
             case Landing(verdicts=verdicts):
                 for verdict in verdicts:
                     self._check_vocabulary(verdict.token_ids)
+                    msgspec.structs.force_setattr(verdict, "error", readable(verdict.error))
 
     def _check_judge(self, judge: JudgeOf) -> None:
         self._check_vocabulary(judge.token_ids)

@@ -289,14 +289,17 @@ LogProbs = Annotated[list[tuple[LogProb, TopLogProbs]], Meta(max_length=MAX_DRAW
 class VerdictOf(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to one judge: the tokens that the target emits, never logits."""
 
-    token_ids: TokenIdList = []  # the accepted ones and the target's own; none: the window stood on refused tokens
+    token_ids: TokenIdList = []  # the accepted ones and the target's own; none: it stood on refused tokens, or failed
     nodes: NodeIndices = ()  # of the accepted tokens
     relaxed: NodeIndices = ()  # indices of those that only the relaxed rule accepts
     logprobs: LogProbs | None = None  # of each token, and of the likeliest
     divergences: Divergences = ()  # of the target from the draft, where the draft states its likeliest tokens
+    error: str = ""  # why it failed: its request ends, and no other one; "" = it did not
 
     def __post_init__(self) -> None:
-        """Raises: ValueError if there is not one token more than nodes, or a list has another length."""
+        """Raises: ValueError if there is not one token more than nodes, a list has another length, or it has failed."""
+        if self.error and self.token_ids:
+            raise ValueError(f"{len(self.token_ids)} tokens of a window that failed")
         if len(self.token_ids) != (len(self.nodes) + 1 if self.token_ids else 0) or (self.nodes and not self.token_ids):
             raise ValueError(f"{len(self.token_ids)} tokens of {len(self.nodes)} accepted nodes")
         if any(later <= earlier for earlier, later in pairwise(self.nodes)):
