@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,13 +23,17 @@ from hub_toys import (
     reference_chain,
 )
 from scipy import stats
+from torch import Tensor
 
 from starspec.config import HubConfig
 from starspec.errors import OurBug
+from starspec.hub import children
 from starspec.hub.build import LoadedDrafter, build_hub
 from starspec.hub.causal import CausalDrafter
+from starspec.hub.drafter import DraftFailed
 from starspec.hub.handshake import FeatureTerms
 from starspec.ids import Epoch, LinkId, Tag, TargetId
+from starspec.policy.draft_batch import TagKey
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
 from starspec.wire.messages import Fault, Ping, Proposal, Reopen, Verdict
@@ -461,6 +468,43 @@ def test_a_drafter_that_always_fails_is_not_asked_in_circles() -> None:
     tag.receive(reopen)
     star.send("a", tag.open(2))
     assert propose(star, "a", tag).token_ids == []
+
+
+@pytest.mark.parametrize("budget", [DraftBudget.chain(3), DraftBudget(6, 3, 2)], ids=str)
+def test_a_law_that_fails_costs_its_own_tag_only(budget: DraftBudget, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(propose: Callable[..., Any]) -> Callable[..., Any]:
+        def proposed(logits: Tensor, sampling: SamplingSpec, *more: Any, **options: Any) -> Any:
+            if sampling.seed == 13:
+                raise ValueError("no such law")
+            return propose(logits, sampling, *more, **options)
+
+        return proposed
+
+    for name in ("propose_token", "propose_tokens"):
+        monkeypatch.setattr(children, name, failing(getattr(children, name)))
+    star = ToyStar("a", "b")
+    hit, greedy = ToyTag(1, [1, 2], replace(SAMPLED, seed=13)), ToyTag(2, [3, 4])
+    sampled = ToyTag(1, [5, 6, 7], SAMPLED)
+    star.send("a", hit.open(budget), greedy.open(budget))
+    star.send("b", sampled.open(budget))
+    for _ in range(3):
+        replies, failed = dict[tuple[str, int], Any](), list[TagKey]()
+        while star.hub.has_work:
+            try:
+                replies |= {(link, message.tag): message for link, message in star.step()}
+            except DraftFailed as failure:
+                failed += [each.key for each in failure.sequences]
+                star.hub.abandon_step(star.clock(), failure.sequences)
+                star.hub.check_integrity()
+        assert failed == [TagKey(A, Tag(1))]
+        assert isinstance(replies[("a", 1)], Reopen)
+        for link, tag in (("a", greedy), ("b", sampled)):
+            proposal = replies[(link, tag.session.tag)]
+            assert by_paths(proposal) == tag.expected_tree()
+            assert tag.receive(proposal)
+            star.send(link, tag.verdict([9], budget))
+        assert hit.receive(replies[("a", 1)])
+        star.send("a", hit.open(budget))
 
 
 def test_a_tag_opened_anew_with_more_tokens_keeps_what_its_row_knows() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from hub_toys import ToyRunner, ToyTag
+from hub_toys import SAMPLED, ToyRunner, ToyTag
 from structlog.testing import capture_logs
 
 from starspec.config import HubConfig, RunAhead
+from starspec.hub import children
 from starspec.hub.causal import CausalDrafter
 from starspec.hub.handshake import HubTerms, admit
 from starspec.hub.hub import DraftHub
@@ -150,6 +151,22 @@ def test_a_failing_forward_is_survived_and_the_target_is_asked_to_open_its_tag_a
     link.send([tag.open(3)])
     (proposal,) = link.receive(1.0)
     assert proposal.token_ids == tag.expected(3)
+
+
+def test_a_law_that_fails_costs_its_own_tag_only_and_no_pause(star: LoopStar, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise ValueError("no such law")
+
+    monkeypatch.setattr(children, "propose_token", fail)
+    link, hit, spared = star.connect("one"), ToyTag(1, [1, 2], SAMPLED), ToyTag(2, [3, 4])
+    with capture_logs() as logs:
+        link.send([hit.open(2), spared.open(2)])
+        replies = {type(each).__name__: each for each in (*link.receive(1.0), *link.receive(1.0))}
+    assert (replies["Reopen"].tag, replies["Proposal"].token_ids) == (1, spared.expected(2))
+    assert [each["event"].partition(";")[0] for each in logs] == ["drafts of some tags failed"]
+    newcomer = ToyTag(3, [5])
+    link.send([newcomer.open(2)])
+    assert [each.token_ids for each in link.receive(1.0)] == [newcomer.expected(2)]
 
 
 def test_a_message_that_breaks_the_hub_costs_its_own_tag_only(star: LoopStar, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import count, groupby
 from typing import Final, NamedTuple
 
 from torch import Tensor
 
+from starspec.errors import outcome
+from starspec.hub.drafter import DraftFailed
 from starspec.hub.sequence import DraftSequence
 from starspec.hub.tree_nodes import Children, DraftToken
 from starspec.sampling.argmax import argmaxes, is_on_cpu
@@ -40,7 +43,29 @@ def draft_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | 
         logits: [B, V], one row per node; or [B, Vd] if the draft's vocabulary has only some tokens.
         token_ids: [Vd], increasing: the ids of those tokens.
     Returns: B times at most `top_k` children, with what else the sequences' specs ask for.
+    Raises: DraftFailed if the law of a sequence fails.
     """
+    children = outcome(partial(_children, points, logits, token_ids))
+    if isinstance(children, BaseException):
+        if failed := _failing_alone(points, logits, token_ids):
+            raise DraftFailed(failed) from children
+        raise children
+    return children
+
+
+def _failing_alone(points: Sequence[Point], logits: Tensor, token_ids: Tensor | None) -> list[DraftSequence]:
+    """The sequences whose own children cannot be told."""
+    failed = list[DraftSequence]()
+    for sequence, group in groupby(range(len(points)), lambda index: points[index].sequence):
+        own = [*group]
+        alone = partial(_children, [points[index] for index in own], logits[own], token_ids)
+        if isinstance(outcome(alone), BaseException):
+            failed.append(sequence)
+    return failed
+
+
+def _children(points: Sequence[Point], logits: Tensor, token_ids: Tensor | None) -> list[Children]:
+    """As `draft_children`. Raises: whatever the law of a sequence raises."""
     children = _chosen_children(points, logits, token_ids)
     specs = [sequence.top_k_spec for sequence, _ in points]
     unsure = [index for index, spec in enumerate(specs) if spec.needs_entropy]

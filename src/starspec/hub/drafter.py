@@ -18,6 +18,14 @@ class StepInput(NamedTuple):
     prepared: Sequence[int] = ()  # those nodes, if the draft step runs ahead
 
 
+class DraftFailed(Exception):
+    """A draft step failed for these sequences. Without them it could go on."""
+
+    def __init__(self, sequences: Sequence[DraftSequence]) -> None:
+        super().__init__(f"no children can be told for {[each.key for each in sequences]}")
+        self.sequences = sequences
+
+
 def in_order_of_rows(draft_step: Sequence[StepInput]) -> list[StepInput]:
     """Sort by cache row. Rows that lie side by side in the cache and in the forward are loaded together."""
     return sorted(draft_step, key=lambda each: -1 if each.sequence.row is None else each.sequence.row)
@@ -82,7 +90,7 @@ class Drafter(Protocol):
             draft_step: sequences that hold rows, each once; 1 <= num_tokens <= num_missing, and all of them if they are
                 nodes of the tree.
             is_obsolete: whether the whole draft step has become useless; asked if it runs ahead.
-        Raises: ForwardAborted then.
+        Raises: ForwardAborted then; DraftFailed if it fails for some sequences by their own fault.
         Effects: the sequences' trees and rows; none of them if it raises.
         """
         ...

@@ -13,7 +13,7 @@ These are the steps that a verdict goes through. From `judge` on they are in `pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import assert_never
 
@@ -287,13 +287,17 @@ class DraftHub:
 
     # ---- failures
 
-    def abandon_step(self, now: float) -> None:
+    def abandon_step(self, now: float, failed: Sequence[DraftSequence] = ()) -> None:
         """After `step` raised: drop the sequences of that draft step, and ask their targets to open them again.
 
-        Effects: for a while, tags are answered with empty proposals.
+        Args:
+            failed: drop these only, as the others can go on; () = all.
+        Effects: after one that failed for all, tags are answered with empty proposals for a while.
         """
-        self._pause.note_failed_step(now)
-        for sequence in self._proposals.end_step():
+        ended = self._proposals.end_step()
+        if not failed:
+            self._pause.note_failed_step(now)
+        for sequence in failed or ended:
             self.fail_tag(sequence.key.link_id, sequence.key.tag, now)
 
     def fail_tag(self, link_id: LinkId, tag: Tag, now: float) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from starspec.hub.drafter import DraftFailed
 from starspec.hub.hub import DraftHub, Reply
 from starspec.ids import LinkId
 from starspec.log_limit import LogLimit
@@ -51,6 +52,9 @@ class HubLoop:
         if had_work:
             try:
                 replies = self._hub.step(self._clock(), self._receive_ahead)
+            except DraftFailed as error:
+                self._log_failure("drafts of some tags failed; they are dropped, and their targets open them again")
+                self._hub.abandon_step(self._clock(), error.sequences)
             except Exception:
                 self._log_failure(
                     "a draft step failed; its tags are dropped, and their targets are asked to open them again"
