@@ -2,13 +2,23 @@
 
 import logging
 import os
+import pty
 import re
+import sys
+import tty
+from pathlib import Path
 
 import pytest
 import structlog
+import torch
+
+from starspec.cli import run
+from starspec.speculation import verify
 
 TARGET = "synthetic:vocab=128,step_ms=0,alpha=0.7"
 DRAFT = "synthetic:vocab=128,step_ms=0,alpha=0.7,role=draft"
+HOSTILE = "a\x1b[2J\x1b]0;title\x07\x9b31m\r\x08"
+ESCAPED = r"a\x1b[2J\x1b]0;title\x07\x9b31m\r\x08"
 ASK = ("generate", "bipa bigu", "--target", TARGET, "--max-tokens", "40")
 
 
@@ -74,6 +84,55 @@ def test_without_max_tokens_an_answer_has_what_fits(context: str, num_tokens: in
 def test_what_is_logged_can_be_chosen(words, shows_info: bool, starspec) -> None:
     assert starspec(*ASK, *words).code == 0
     assert structlog.get_logger().is_enabled_for(logging.INFO) == shows_info
+
+
+@pytest.fixture
+def hostile(byte_model: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """A question to a model that answers HOSTILE again and again: its alphabet is the bytes."""
+    from transformers import AutoTokenizer
+
+    tokens = AutoTokenizer.from_pretrained(byte_model)(HOSTILE)["input_ids"]
+    turn = iter(range(10**6))
+    monkeypatch.setattr(verify, "argmaxes", lambda rows: [tokens[next(turn) % len(tokens)] for _ in rows])
+    return ("generate", "b", "--target", str(byte_model), "--max-tokens", str(2 * len(tokens)))
+
+
+def test_what_a_model_says_commands_no_terminal(hostile, monkeypatch) -> None:
+    near, far = pty.openpty()
+    tty.setraw(far)
+    with os.fdopen(far, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert run([*hostile]) == 0
+        monkeypatch.undo()
+        shown = ""
+        while not shown.endswith("\n"):
+            shown += os.read(near, 4096).decode()
+    os.close(near)
+    assert shown == f"{2 * ESCAPED}\n"
+
+
+def test_what_a_model_says_is_left_as_it_is_in_a_file(hostile, monkeypatch, tmp_path: Path) -> None:
+    with (tmp_path / "answer").open("w", newline="") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        assert run([*hostile]) == 0
+    assert (tmp_path / "answer").read_bytes() == f"{2 * HOSTILE}\n".encode()
+
+
+def test_an_answer_that_fails_is_one_sentence_behind_what_there_is_of_it(starspec, monkeypatch) -> None:
+    whole = starspec(*ASK).out
+
+    def fail_once_it_has_begun(row: torch.Tensor, sampling: object, position: int, *_: object) -> int:
+        if position > 9:
+            raise ValueError("no such law")
+        return int(row.argmax())
+
+    monkeypatch.setattr(verify, "next_token", fail_once_it_has_begun)
+    outcome = starspec(*ASK, "--temperature", "0.5")
+    assert outcome.code == 1
+    assert 0 < len(outcome.out.split()) < 40
+    assert whole.startswith(outcome.out.rstrip())
+    assert outcome.err.splitlines()[-1] == "starspec: the answer is not whole: internal error"
+    assert "ValueError: no such law" in outcome.err
 
 
 def test_waiting_threads_do_not_spin(starspec, monkeypatch) -> None:

@@ -16,7 +16,7 @@ from starspec.supervise.child import ChildSpec, ChildState
 from starspec.supervise.report import Ready, Report
 from starspec.supervise.supervisor import ChildView
 
-ADDRESS, MEMORY = "tcp://127.0.0.1:7700", "32 cache rows, at most 98 MiB"
+ADDRESS, MEMORY = "tcp://[fe80::1]:7700", "32 cache rows, at most 98 MiB"
 
 
 @pytest.fixture(autouse=True)

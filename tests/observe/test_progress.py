@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from starspec.models.loading.progress import counted, counting, listening, report
@@ -43,6 +44,15 @@ def test_each_stage_is_a_line_after_two_seconds_and_a_long_one_another_every_ten
 
 def test_a_line_is_never_cut_where_there_is_no_terminal() -> None:
     assert lines_of([(3.0, "reading smollm2-135m", 2, 10)], width=20) == ["loading: reading smollm2-135m, 20%"]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_names_are_no_markup_and_command_no_terminal(is_terminal: bool) -> None:
+    written, name = io.StringIO(), "[/]a[red]\x1b[2J\x9b\r:smile:"
+    console = Console(file=written, width=100, force_terminal=is_terminal, color_system=None)
+    with ProgressBar(name, first_line_s=0.0, console=console) as bar:
+        bar.show(name, 1, 2)
+    assert r"[/]a[red]\x1b[2J\x9b\r:smile:: [/]a[red]\x1b[2J\x9b\r:smile:" in written.getvalue()
 
 
 def test_nothing_is_shown_if_nobody_wants_it() -> None:

@@ -19,13 +19,14 @@ from starspec.cli.serve import TARGET_MODEL
 from starspec.cli.speculation import DRAFT_OPTIONS, DraftOptions, check_draft_is_named
 from starspec.config import ModelConfig, Option, ProcessConfig
 from starspec.config.option import NONE_GIVEN, SAMPLING
-from starspec.errors import ConfigError, RequestError
+from starspec.errors import ConfigError, RequestError, StarspecError
 from starspec.models.loading.checks import check_models, check_room
 from starspec.models.loading.locate import folder_name
 from starspec.models.loading.progress import listening, report
 from starspec.models.loading.tokenizer import load_tokenizer, prompt_ids_of_chat, prompt_ids_of_text
 from starspec.observe.progress import ProgressBar
 from starspec.openmp import SLEEP_AT_ONCE, unless_given
+from starspec.quoting import harmless
 
 if TYPE_CHECKING:
     from starspec.llm import LLM
@@ -137,18 +138,24 @@ def _naming_options() -> Iterator[None]:
 
 
 def _answer(llm: LLM, text: str, params: SamplingParams, *, is_chat: bool) -> None:
-    started_s = time.monotonic()
+    """Print the answer as it comes: as it is for a file or a pipe, and for a terminal without what could command it.
+
+    Raises: StarspecError if it ends with an error.
+    """
+    started_s, is_terminal = time.monotonic(), sys.stdout.isatty()
     prompt = _prompt_ids(llm.tokenizer, text, is_chat)
     if params.max_tokens is None:
         room = llm.engine.verifier.info.max_model_len - len(prompt)
         params = replace(params, max_tokens=max(1, min(DEFAULT_NUM_TOKENS, room)))  # no room: the engine says so
     with _naming_options():
         for output in llm.stream(prompt, params):
-            sys.stdout.write(output.text)
+            sys.stdout.write(harmless(output.text) if is_terminal else output.text)
             sys.stdout.flush()
             if output.stats is not None:
                 print(flush=True)
                 print(_summary(output.stats, time.monotonic() - started_s), file=sys.stderr)
+            if output.finish_reason == "error":
+                raise StarspecError(f"the answer is not whole: {output.stop_reason}")
 
 
 def _prompt_ids(tokenizer: Any, text: str, is_chat: bool) -> list[int]:

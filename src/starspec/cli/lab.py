@@ -37,6 +37,7 @@ from starspec.lab.file import PRESETS, read_lab, shapes_of
 from starspec.lab.lab import Lab, LinkTraffic, precise_event_loop
 from starspec.lab.link import OpenLink
 from starspec.output_files import write_whole
+from starspec.quoting import harmless
 
 OR_PRESET: Final = "0, or the preset's"
 COLUMNS: Final = (
@@ -169,7 +170,7 @@ def _partition(text: str, option: str, *, is_cut: bool) -> Partition:
 
 def _serve(lab: Lab, config: LabConfig) -> Sequence[LinkTraffic]:
     """Run the lab until SIGINT or SIGTERM. Returns: what has passed. Raises: as Lab."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
     async def serve() -> Sequence[LinkTraffic]:
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -180,7 +181,7 @@ def _serve(lab: Lab, config: LabConfig) -> Sequence[LinkTraffic]:
         stop_on_signal(stop, then=signal.SIG_DFL)
         async with lab:
             for each in config.links:
-                console.print(f"lab: {_described(each, lab.link(each.label))}", soft_wrap=True)
+                console.print(harmless(f"lab: {_described(each, lab.link(each.label))}"), soft_wrap=True)
             first = lab.link(config.links[0].label).endpoint
             console.print(f"lab: ready at {first}, Ctrl-C stops it")
             await ended.wait()

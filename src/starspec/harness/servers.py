@@ -23,6 +23,7 @@ import httpx
 from starspec.errors import ConfigError, PeerLost
 from starspec.harness.vllm_client import VllmStatus, vllm_status
 from starspec.openmp import WAIT_BRIEFLY
+from starspec.quoting import harmless
 from starspec.supervise.ports import PortReservations
 
 START_S: Final = 120.0  # longest wait until a `starspec` server is ready
@@ -196,7 +197,7 @@ class StarProcesses:
     ) -> None:
         if error is not None:
             for each in self._servers:
-                sys.stderr.write(f"---- {' '.join(each.arguments[:2])}\n{each.output()[-3000:]}\n")
+                sys.stderr.write(harmless(f"---- {' '.join(each.arguments[:2])}\n{each.output()[-3000:]}\n"))
         self.end()
 
     def _start_hub(self) -> StarspecServer:

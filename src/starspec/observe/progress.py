@@ -9,6 +9,9 @@ from typing import Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from starspec.quoting import harmless
 
 FIRST_LINE_S: Final = 2.0  # where there is no terminal, what ends sooner is not worth a line
 LINE_INTERVAL_S: Final = 10.0  # between two lines about one stage
@@ -16,6 +19,8 @@ LINE_INTERVAL_S: Final = 10.0  # between two lines about one stage
 
 class ProgressBar:
     """One bar for all stages of what runs in its block; it disappears with the block. A context manager.
+
+    Names of models and files are shown as they are: they are no markup, and command no terminal.
 
     Args:
         what: what runs, as text for people.
@@ -34,7 +39,7 @@ class ProgressBar:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = Console(stderr=True, highlight=False) if console is None else console
-        self._what = what
+        self._what = what = harmless(what)
         self._is_shown, self._first_line_s = is_shown, first_line_s
         self._clock = clock
         self._begun_s = clock()
@@ -87,7 +92,7 @@ class ProgressBar:
         if not self._is_shown:
             return
         if self._console.is_terminal:
-            description = f"{self._what}: {detail}"
+            description = f"{self._what}: {harmless(detail)}"
             self._progress.update(self._task, description=description, completed=num_done, total=num_all or None)
             return
         now, line = self._clock(), f"{self._what}: {with_share(stage, num_done, num_all)}"
@@ -98,7 +103,7 @@ class ProgressBar:
             and now - self._printed_s >= pause_s
         ):
             self._printed_s, self._printed_stage, self._printed_line = now, stage, line
-            self._console.print(line, soft_wrap=True, markup=False, emoji=False)
+            self._console.print(Text(harmless(line)), soft_wrap=True)
 
 
 def with_share(stage: str, num_done: int, num_all: int) -> str:
