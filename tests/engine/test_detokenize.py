@@ -56,6 +56,18 @@ def feed(detokenizer: Detokenizer, token_ids: list[int]) -> tuple[str, str | Non
     return text + detokenizer.take(), match.stop if match else None
 
 
+class Halves:
+    """Every token is half of a surrogate pair: a file of a tokenizer may say so."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(chr(0xD800 + token_id) for token_id in token_ids)
+
+
+def test_the_text_of_any_token_can_be_sent() -> None:
+    text, _ = feed(Detokenizer(Halves(), [1, 2]), [3, 4, 5])
+    assert text == "???"
+
+
 @given(st.lists(st.integers(0, 63), max_size=30))
 def test_pieces_join_to_the_whole_text(token_ids: list[int]) -> None:
     text, stop = feed(Detokenizer(TOKENIZER, [1, 2, 3]), token_ids)

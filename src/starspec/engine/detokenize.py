@@ -147,7 +147,9 @@ class Detokenizer:
         return any(not text.startswith(UNFINISHED) for text in beginnings)
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+        # a token may be half of a surrogate pair, which no message can carry
+        return text if text.isascii() else text.encode(errors="replace").decode()
 
     def _match_stop(self) -> StopMatch | None:
         """Cut the text at the stop string that begins first, if the text not yet returned contains one.
