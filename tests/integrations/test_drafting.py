@@ -23,8 +23,9 @@ from starspec.integrations.vllm.rows import KnownRequest
 from starspec.policy.deadline import RecentRounds, Round, StepTimeDeadline
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.expected_speed import ChosenLengths, fastest_lengths
-from starspec.policy.length.goodput import FIRST_STEPS, PROBE_STEPS
+from starspec.policy.length.goodput import PROBE_STEPS
 from starspec.policy.length.round_cost import NO_WAIT, RoundCost, RoundTimes
+from starspec.policy.length.weighed_round import FIRST_STEPS
 from starspec.policy.liveness import DOUBT_S
 from starspec.policy.patience import FIRST_PREFILL_WAIT_S, LONGEST_PAUSE_S
 from starspec.speculation.budget import DraftBudget
@@ -604,7 +605,7 @@ def watch_weighing(monkeypatch: pytest.MonkeyPatch, note: Callable[..., None]) -
         note(*given)
         return fastest_lengths(*given, is_hopeful=is_hopeful)
 
-    monkeypatch.setattr("starspec.policy.length.goodput.fastest_lengths", weigh)
+    monkeypatch.setattr("starspec.policy.length.weighed_round.fastest_lengths", weigh)
 
 
 def test_what_rounds_took_says_nothing_of_a_hub_that_was_found_while_nothing_was_asked(

@@ -9,9 +9,10 @@ import pytest
 from starspec.policy.deadline import Round
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.costs import Costs
-from starspec.policy.length.goodput import FIRST_STEPS, PROBE_STEPS, Goodput
+from starspec.policy.length.goodput import PROBE_STEPS, Goodput
 from starspec.policy.length.snapshot import LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.trials import Trials
+from starspec.policy.length.weighed_round import FIRST_STEPS
 from starspec.speculation.budget import DraftBudget
 
 POLICY = Goodput(DraftBudget.chain(8))
