@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 TARGET = "synthetic:vocab=256,step_ms=10,alpha=0.8"
 DRAFT = f"{TARGET},role=draft".replace("step_ms=10", "step_ms=2")
-STAR = ("--target", TARGET, "--draft", DRAFT)
+FIXED = json.dumps({"length": {"policy": "fixed"}})  # each round drafts, whether or not it pays on these cores
+STAR = ("--target", TARGET, "--draft", DRAFT, "--speculative-config", FIXED)
 LIMIT_S = 60.0
 LONG = 400  # tokens: some seconds of a stream
 
