@@ -86,6 +86,15 @@ def test_who_was_delayed_by_a_prompt_is_not_delayed_again() -> None:
     assert choose([view(1, 40, is_delayed=True), view(2)])[0] == {1: BESIDE, 2: 1}, "its own prompt"
 
 
+def test_a_target_has_no_more_decoding_sequences_than_its_share_and_prompts_have_their_chunk() -> None:
+    waiting = (view(1), view(2), view(3), view(4, 40), view(5, target="t"), view(6, target="t"))
+    snapshot = DraftStepSnapshot(
+        waiting=waiting, idle=(), num_free_rows=0, prefill_chunk=CHUNK, chunk_beside=BESIDE, most={LinkId("s"): 2}
+    )
+    chosen = {each.key.tag: each.num_tokens for each in choose_step(snapshot).sequences}
+    assert chosen == {1: 1, 2: 1, 4: BESIDE, 5: 1, 6: 1}
+
+
 def test_who_was_delayed_and_can_not_grow_keeps_nobody_waiting() -> None:
     assert choose([view(1, 40), view(2, has_row=False, is_delayed=True)])[0] == {1: BESIDE}
 

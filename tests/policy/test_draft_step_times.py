@@ -32,5 +32,11 @@ def test_a_prompt_beside_others_takes_about_as_long_as_a_short_chain(decode_s, p
     assert times(decode_s, prompt_s).chunk_beside(256) == tokens
 
 
+def test_the_first_prompt_beside_others_is_begun_with_a_small_chunk() -> None:
+    seen = DraftStepTimes()
+    seen.add(DECODE, 0.010)
+    assert seen.chunk_beside(256) == MIN_TOKENS
+
+
 def test_nothing_is_held_back_before_anything_is_known() -> None:
     assert DraftStepTimes().chunk_beside(256) == 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -63,17 +64,18 @@ class RequestBuffer:
 
         Effects: a sequence that can never grow again gives its row back.
         """
-        self.scheduler.note_change()
         if not sequence.room:
             self._free(sequence)
-        if self._is_due(sequence):
+        is_waiting = self._is_due(sequence)
+        if is_waiting:
             self._waiting[sequence.key] = sequence
         else:
             self._waiting.pop(sequence.key, None)
+        self.scheduler.note_change(sequence, is_waiting=is_waiting)
 
     def remove(self, sequence: DraftSequence) -> int:
         """Forget the sequence and free its row. Returns: the number of nodes drafted ahead that are lost."""
-        self.scheduler.note_change()
+        self.scheduler.note_end(sequence)
         self._waiting.pop(sequence.key, None)
         return self._free(sequence)
 
@@ -82,7 +84,7 @@ class RequestBuffer:
 
         Raises: whatever the drafter raises; the sequences are then still in flight.
         """
-        draft_step = self.scheduler.choose(self._waiting, self._holders)
+        draft_step = self.scheduler.choose(self._waiting, self._holders, now)
         if not draft_step.sequences:
             raise OurBug(f"nothing was chosen for a draft step, of {list(self._waiting)}")
         num_wasted = sum([self._free(self._holders[key]) for key in draft_step.evicted])
@@ -106,6 +108,8 @@ class RequestBuffer:
             raise OurBug(f"the buffer holds {list(self._waiting)}, and others wait")
         if self._holders != {sequence.key: sequence for sequence in sequences if sequence.row is not None}:
             raise OurBug(f"rows are known of {list(self._holders)}, and others hold one")
+        if Counter(key.link_id for key in self._waiting) != self.scheduler.num_waiting:
+            raise OurBug(f"{list(self._waiting)} wait, and the scheduler knows of {self.scheduler.num_waiting}")
         if self._waiting:
             quick = self.scheduler.plan(self._waiting, self._holders)
             if quick != self.scheduler.plan_by_policy(self._waiting, self._holders):

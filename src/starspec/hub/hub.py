@@ -189,7 +189,7 @@ class DraftHub:
             self._decline(key, now)
             return
         link = self._links[key.link_id]
-        sequence = DraftSequence(key, opened, session, link.limits, now, link.begin_sequence())
+        sequence = DraftSequence(key, opened, session, link.limits, now, link.begin_sequence(num_new))
         self._sequences[key] = sequence
         self._reply_if_ready(sequence, self._proposals.answer(sequence, opened.budget, now))
 
@@ -361,7 +361,8 @@ class DraftHub:
     def check_integrity(self) -> None:
         """Raises: OurBug unless sequences, rows, links and the request buffer agree."""
         self._proposals.check_integrity(self._sequences.values())
+        self._links.check_integrity()
         for key, sequence in self._sequences.items():
             sequence.check_integrity()
-            if key.link_id not in self._links or key != sequence.key:
-                raise OurBug(f"sequence {key} belongs to no target")
+            if key != sequence.key:
+                raise OurBug(f"sequence {sequence.key} is held as {key}")

@@ -81,7 +81,9 @@ class ProposalMaker:
     def _commit(self, sequence: DraftSequence, token_ids: list[int]) -> None:
         """Append the tokens, and keep the parts of tree and row that are still right."""
         if token_ids:
-            self._drafter.note_commit(sequence, token_ids, sequence.commit(token_ids))
+            survivors = sequence.commit(token_ids)
+            self._links[sequence.key.link_id].add_tokens(len(token_ids))
+            self._drafter.note_commit(sequence, token_ids, survivors)
             self._recorder.add_wasted(sequence.num_wasted)
 
     def _request(self, sequence: DraftSequence, budget: DraftBudget, now: float) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from starspec.errors import OurBug
-from starspec.policy.draft_batch import TagKey
+from starspec.policy.draft_batch import SPARED_STEPS, TagKey
 from starspec.policy.run_ahead import AheadChoice
 from starspec.policy.send_or_wait import SendOrWait
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
@@ -26,6 +26,7 @@ class ProposalRequest:
     started_s: float | None = None  # start of its first draft step
     has_prefill: bool = False  # one of its draft steps also prefilled a prompt, its own or another one
     num_steps: int = 0  # draft steps so far
+    num_since_prefill: int = 0  # of these, after the last one with such a prefill
     is_urgent: bool = False  # the target misses its latency objective
 
     def keep_steps(self, skipped: ProposalRequest, num_known: int) -> None:
@@ -37,6 +38,12 @@ class ProposalRequest:
         self.started_s = now if self.started_s is None else self.started_s
         self.has_prefill |= has_prefill
         self.num_steps += 1
+        self.num_since_prefill = 0 if has_prefill else self.num_since_prefill + 1
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether a prompt has delayed it, and another one must not do so yet."""
+        return self.has_prefill and self.num_since_prefill < SPARED_STEPS
 
     def times(self, now: float) -> tuple[float, float]:
         """Seconds in the queue and seconds of service, if the proposal is made now."""

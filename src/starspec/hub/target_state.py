@@ -44,6 +44,7 @@ class TargetState:
         self.ahead_choice = ahead_choice  # of the sequence that ended last: the next one continues from there
         self.plain_tokens_per_s = 0.0  # as the target reports it; 0 = not reported
         self.num_tags = 0  # with a sequence
+        self.num_held_tokens = 0  # committed tokens of these sequences
         self.stats = HubTargetStats()
         self._rate_limit = rate_limit
         self._reserved: dict[Tag, int] = {}  # draft tokens of proposals that are owed, within the rate limit
@@ -137,14 +138,23 @@ class TargetState:
             self._keep(session)
         return session
 
-    def begin_sequence(self) -> AheadChoice:
-        """One more tag has a sequence. Returns: what it knows of running ahead from the sequences before it."""
+    def begin_sequence(self, num_tokens: int) -> AheadChoice:
+        """One more tag has a sequence, of so many tokens.
+
+        Returns: what it knows of running ahead from the sequences before it.
+        """
         self.num_tags += 1
+        self.num_held_tokens += num_tokens
         return self.ahead_choice.for_another()
+
+    def add_tokens(self, num_tokens: int) -> None:
+        """A sequence of it has committed so many tokens more."""
+        self.num_held_tokens += num_tokens
 
     def end_sequence(self, sequence: DraftSequence) -> None:
         """Keep what outlives a sequence that is dropped: its tag's protocol state, and how it ran ahead."""
         self.num_tags -= 1
+        self.num_held_tokens -= len(sequence.token_ids)
         self._keep(sequence.session)
         self.ahead_choice = sequence.round.ahead_choice
         self.reserve(sequence.key.tag, 0)

@@ -101,7 +101,8 @@ class ConnectedTargets:
         if num_tokens is None:
             largest = target_to_take_from({each: link.num_tags for each, link in self._links.items()}, link_id)
         else:
-            largest = target_to_take_from(self._num_held_tokens(), link_id, num_tokens)
+            held = {each: link.num_held_tokens for each, link in self._links.items()}
+            largest = target_to_take_from(held, link_id, num_tokens)
         if largest is None:
             return None
         theirs = [(key, each) for key, each in self._sequences.items() if key.link_id == largest]
@@ -109,13 +110,7 @@ class ConnectedTargets:
 
     def holds_too_much(self, num_tokens: int) -> bool:
         """Whether the hub would hold too many tokens with so many more."""
-        return sum(self._num_held_tokens().values()) + num_tokens > MAX_HELD_TOKENS
-
-    def _num_held_tokens(self) -> dict[LinkId, int]:
-        held = dict.fromkeys(self._links, 0)
-        for key, each in self._sequences.items():
-            held[key.link_id] += len(each.token_ids)
-        return held
+        return sum(link.num_held_tokens for link in self._links.values()) + num_tokens > MAX_HELD_TOKENS
 
     def is_served_freely(self, link_id: LinkId) -> bool:
         """Whether the target gets every proposal that it asks for: it is admitted and has no rate limit."""
@@ -151,6 +146,19 @@ class ConnectedTargets:
             link.target_id: replace(deepcopy(link.stats), num_tags=num_tags[link_id])
             for link_id, link in self._links.items()
         }
+
+    def check_integrity(self) -> None:
+        """Raises: OurBug unless each target's counts are those of its sequences, and each of these has a target."""
+        num_tags, num_tokens = Counter[LinkId](), Counter[LinkId]()
+        for key, sequence in self._sequences.items():
+            num_tags[key.link_id] += 1
+            num_tokens[key.link_id] += len(sequence.token_ids)
+        for link_id, link in self._links.items():
+            counted, held = (link.num_tags, link.num_held_tokens), (num_tags[link_id], num_tokens[link_id])
+            if counted != held:
+                raise OurBug(f"link {link_id} has (tags, tokens) {held}, and {counted} are counted")
+        if not num_tags.keys() <= self._links.keys():
+            raise OurBug(f"of the sequences of {list(num_tags)}, some belong to no target")
 
     def _load(self, now: float) -> Load:
         demands = {link_id: link.demand() for link_id, link in self._links.items()}

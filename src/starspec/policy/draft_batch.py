@@ -9,8 +9,10 @@ time). The order is first come, first served, or that of `fairness.py`:
 2. A waiting sequence that misses only what a verdict leaves, or nodes of its tree, grows without further conditions.
 3. Sequences in prefill (of a prompt, or of the tokens of an evicted sequence) share `prefill_chunk` tokens of a draft
    step, an equal part for each target. They share only `chunk_beside` tokens if other sequences decode in it. A
-   proposal is delayed by at most one such draft step: prompts wait until a proposal that was delayed is complete. If
-   several sequences miss the same block, then the first one prefills it, and the others take it over.
+   proposal is delayed by at most one such draft step in SPARED_STEPS: prompts wait until a proposal that was delayed is
+   complete, or had that many draft steps more. If several sequences miss the same block, then the first one prefills
+   it, and the others take it over.
+4. While several targets ask, each has at most as many decoding sequences in a draft step as `step_shares.py` says.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from starspec.ids import LinkId, Tag
 
 SHORT_PAST: Final = MAX_TOP_K + 1  # tokens: a shorter past is forwarded like one depth of a tree, and is not a prefill
 MOST_COMMITTED: Final = MAX_DRAFT_TOKENS + 1  # tokens of one verdict; an EAGLE head forwards all of them again
+SPARED_STEPS: Final = 8  # draft steps without a prompt after one with it, for a proposal that takes so many
 
 
 class TagKey(NamedTuple):
@@ -67,7 +70,7 @@ class SequenceView:
     num_missing: int  # tokens whose K/V the next draft token needs and no row holds; at least 1
     is_prefill: bool  # the missing tokens are more than a verdict leaves
     last_used_s: float  # when it last sent a request or got a proposal
-    is_delayed: bool = False  # a draft step for its request also prefilled a prompt
+    is_delayed: bool = False  # one of the last draft steps for its request also prefilled a prompt
     has_started: bool = False  # it was in a draft step for its request
     is_urgent: bool = False  # its target misses its latency objective
     next_block: bytes | None = None  # the next block of its prefill: equal for sequences that miss the same block
@@ -83,6 +86,7 @@ class DraftStepSnapshot:
     num_free_rows: int
     prefill_chunk: int  # prefill tokens in one draft step, at most; at least 1
     chunk_beside: int  # the same for a draft step in which others decode; at least 1
+    most: Mapping[LinkId, int] = field(default_factory=dict)  # decoding sequences of a target, at least 1; others: all
     max_sequences: int | None = None  # in one draft step; None = all that wait
     weights: Mapping[LinkId, float] = field(default_factory=dict)  # shares of rows; 1 for targets that are not in it
 
@@ -129,6 +133,11 @@ class DraftStep:
     def num_tokens(self) -> int:
         """Tokens that it forwards, or nodes."""
         return sum([scheduled.num_tokens for scheduled in self.sequences])
+
+    @property
+    def size(self) -> int:
+        """Its sequences and the tokens that they forward: both take time."""
+        return len(self.sequences) + self.num_tokens
 
     @cached_property
     def num_prompt_tokens(self) -> int:
@@ -178,16 +187,22 @@ def choose_step(snapshot: DraftStepSnapshot, order: WaitingOrder | None = None) 
     """
     order = order or FirstCome(snapshot.waiting)
     rows, prompts = _Rows(snapshot, order.expected_order()), _PromptTokens(snapshot)
+    places = dict(snapshot.most)
     sequences: list[ScheduledSequence] = []
     max_scheduled = snapshot.max_scheduled
     for sequence in order:
         rows.pass_by(sequence)
-        num_tokens = prompts.left_for(sequence) if sequence.is_prefill else sequence.num_missing
+        if sequence.is_prefill:
+            num_tokens = prompts.left_for(sequence)
+        else:
+            num_tokens = sequence.num_missing if places.get(sequence.key.link_id, 1) else 0
         if num_tokens and rows.take(sequence):
             sequences.append(ScheduledSequence(sequence.key, num_tokens, sequence.is_prefill, sequence.is_committed))
             order.charge(sequences[-1])
             if sequence.is_prefill:
                 prompts.take(sequence, num_tokens)
+            elif sequence.key.link_id in places:
+                places[sequence.key.link_id] -= 1
             if len(sequences) == max_scheduled:
                 break  # the next one in order stays the next one
     return DraftStep(tuple(sequences), tuple(rows.evicted))
