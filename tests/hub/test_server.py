@@ -9,16 +9,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from hub_toys import ToyTag
+from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
+from starspec.config import HubConfig, LengthConfig, ModelConfig, RemoteConfig, SpeculativeConfig, TargetConfig
+from starspec.engine.build import make_drafts
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
 from starspec.gateway.hub_status import HubStatusClient
@@ -28,7 +30,10 @@ from starspec.hub.server import DraftServer
 from starspec.ids import TargetId
 from starspec.models.loading.tokenizer import load_tokenizer
 from starspec.models.resolve import resolve_draft
+from starspec.models.runner import ModelInfo
+from starspec.stats import TargetStats
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, HubStatus, HubToTarget, Proposal
+from starspec.wire.transports.waiting import Waiting
 from starspec.wire.transports.zmq_target import ZmqTarget
 
 VOCAB_SIZE = 40
@@ -122,6 +127,32 @@ def test_a_hub_tells_what_its_cache_takes_if_it_has_one(tiny_llama: Path) -> Non
         assert re.fullmatch("2 cache rows, at most [0-9]+ MiB", server.memory)
     with serving(HubConfig(port=0), NGRAM, None) as server:
         assert server.memory == ""
+
+
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        ({"length": LengthConfig(policy="dsde")}, "length.policy 'dsde' needs a draft that knows probabilities"),
+        ({"draft_p_min": 0.3}, "method 'ngram' knows no probabilities: leave draft_p_min out"),
+        ({"eagle_topk": 2}, "method 'ngram' drafts chains: leave eagle_topk at 1"),
+        ({"num_speculative_tokens": 9}, "a proposal of the hub has at most 5 draft tokens, and 9 are asked for"),
+        ({"num_speculative_tokens": 5}, ""),
+        ({}, ""),
+    ],
+    ids=str,
+)
+def test_a_target_warns_of_what_its_hub_cannot_do(tiny_llama: Path, told: dict[str, Any], problem: str) -> None:
+    info, tokenizer = ModelInfo("tiny", VOCAB_SIZE, 128, 2, 32, ()), load_tokenizer(str(tiny_llama))
+    with serving(HubConfig(port=0, max_draft_tokens=5), NGRAM, None) as server, capture_logs() as logs:
+        speculative = SpeculativeConfig(remote=RemoteConfig(endpoint=server.address), **told)
+        drafts = make_drafts(TargetConfig(), speculative, info, tokenizer, TargetStats(), Waiting())
+        try:
+            until(lambda: drafts.poll() or drafts.is_connected)
+        finally:
+            drafts.shutdown()
+    warnings = [each for each in logs if each["log_level"] == "warning"]
+    assert len(warnings) == bool(problem), warnings
+    assert all(problem in each["problem"] for each in warnings)
 
 
 def test_a_target_of_another_vocabulary_is_refused_and_told_why(tiny_llama: Path) -> None:

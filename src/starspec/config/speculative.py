@@ -152,6 +152,12 @@ class SpeculativeConfig:
         return replace(tree, num_draft_tokens=min(num_nodes, tree.max_nodes))
 
     @property
+    def num_nodes_asked(self) -> int:
+        """Draft tokens of a round that the config names itself, at most; 0 if it leaves that to the policy."""
+        is_asked = (self.num_speculative_tokens, self.num_steps, self.num_draft_tokens) != (None, None, None)
+        return self.budget.num_draft_tokens if is_asked else 0
+
+    @property
     def _usual_p_min(self) -> float:
         """Where a draft ends in doubt, if nothing is said about it.
 

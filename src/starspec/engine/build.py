@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, get_args
 
 import structlog
 
 from starspec.audit import AuditLog
 from starspec.config import ModelConfig, Policy, SpeculativeConfig, TargetConfig, read_thresholds
-from starspec.engine.checks import NO_HUB, check_hub, keys_of
+from starspec.engine.checks import NO_HUB, check_hub, keys_of, why_unsuited
 from starspec.engine.drafts import DraftsForSome, NoDrafts, own_drafts
 from starspec.engine.engine import TargetEngine
 from starspec.engine.predicted_drafts import with_predictions
@@ -127,7 +128,9 @@ def make_drafts(
         PROTOCOL_VERSION, TargetId(config.name), info.vocab_size, fingerprint, info.num_layers, info.hidden_size
     )
     keys = load_keys(remote.keys, "target") if remote.keys else None
-    transport = ZmqTarget(remote.endpoint, hello, keys, remote.insecure)
+    transport = ZmqTarget(
+        remote.endpoint, hello, keys, remote.insecure, why_unsuited=partial(why_unsuited, config, speculative)
+    )
     waiting.add(lambda: transport.sockets)
     return RemoteDrafts(
         transport,

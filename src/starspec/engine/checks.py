@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from starspec.config import SpeculativeConfig, TargetConfig
-from starspec.draft_methods import drafts_itself
+from starspec.draft_methods import DRAFT_METHODS, drafts_itself
 from starspec.errors import ConfigError
 from starspec.wire.callers import keys_to_listen
 from starspec.wire.keys import Keys, load_keys, require_keys
+from starspec.wire.messages import Welcome
 from starspec.wire.transports.sockets import host_of
 
 NO_HUB: Final = "a target server needs the hub's address: give --hub or remote.endpoint"
@@ -51,3 +53,21 @@ def check_hub(speculative: SpeculativeConfig | None) -> None:
     require_keys(host, keys, remote.insecure, "the target would connect to the hub at")
     if keys is not None:
         keys.public_key_of("hub")
+
+
+def why_unsuited(config: TargetConfig, speculative: SpeculativeConfig, welcome: Welcome) -> str:
+    """What a target is told to ask for that its hub cannot do, as `starspec up` would refuse it; "" = nothing.
+
+    A target learns how its hub drafts when the hub answers, and that may be long after the start.
+    """
+    problems = []
+    asked, most = speculative.num_nodes_asked, welcome.max_draft_tokens
+    if asked > most:
+        problems.append(f"a proposal of the hub has at most {most} draft tokens, and {asked} are asked for")
+    method = next((each for each in DRAFT_METHODS if each == welcome.draft_method), None)
+    if method is not None:  # else it is of another release
+        try:
+            config.check_drafts(replace(speculative, method=method, model=None))
+        except ConfigError as error:
+            problems.append(f"the hub drafts by method '{method}': {error}")
+    return "; ".join(problems)

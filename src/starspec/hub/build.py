@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from starspec.config import HubConfig, ModelConfig, SpeculativeConfig
+from starspec.draft_methods import DraftMethod
 from starspec.errors import ConfigError
 from starspec.fingerprint import vocab_fingerprint
 from starspec.hub.causal import CausalDrafter
@@ -32,6 +33,7 @@ class LoadedDrafter:
     num_rows: int  # sequences that can grow at once
     num_cache_bytes: int  # when all rows are full
     features: FeatureTerms | None = None  # the hidden states that it takes from the target
+    method: DraftMethod = "draft_model"
 
 
 def load_drafter(
@@ -49,7 +51,7 @@ def load_drafter(
     config = draft.config
     if draft.kind == "ngram":
         drafter = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max, num_ngram_rows)
-        return LoadedDrafter(drafter, None, num_ngram_rows, 0)
+        return LoadedDrafter(drafter, None, num_ngram_rows, 0, method="ngram")
     if model is None:
         raise ConfigError(f"method '{config.method}' needs a draft: give its model")
     return _load_eagle(config, model, target_of_head(target)) if draft.head else _load_causal(model, target)
@@ -69,7 +71,8 @@ def _load_eagle(config: SpeculativeConfig, model: ModelConfig, target: str) -> L
     check_method(model.model, spec, config)
     terms = FeatureTerms(layers=spec.feature_layers, hidden_size=spec.target_hidden_size, window=FEATURE_WINDOW)
     fingerprint = vocab_fingerprint(load_tokenizer(target))
-    return LoadedDrafter(EagleDrafter(head), fingerprint, head.cache.num_rows, head.cache.num_bytes, terms)
+    method: DraftMethod = config.method if config.traits.reads_features else "eagle"  # it was found to be a head
+    return LoadedDrafter(EagleDrafter(head), fingerprint, head.cache.num_rows, head.cache.num_bytes, terms, method)
 
 
 def build_hub(
@@ -90,4 +93,5 @@ def terms_of(loaded: LoadedDrafter, config: HubConfig) -> HubTerms:
         lease_s=config.lease_s,
         features=loaded.features,
         is_plain_speed_wanted=config.admission == "n_max",
+        method=loaded.method,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from starspec.draft_methods import DraftMethod
 from starspec.ids import LinkId
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, Refused, Welcome
 
@@ -28,6 +29,7 @@ class HubTerms:
     lease_s: float
     features: FeatureTerms | None = None  # None: the draft takes token ids alone
     is_plain_speed_wanted: bool = False  # targets are to report their speed without drafts
+    method: DraftMethod = "draft_model"
 
 
 def admit(terms: HubTerms, hello: Hello, num_targets: int) -> Welcome | Refused:
@@ -58,6 +60,7 @@ def _welcome(terms: HubTerms) -> Welcome:
         layers,
         window,
         terms.is_plain_speed_wanted,
+        terms.method,
     )
 
 

@@ -59,6 +59,7 @@ class Welcome(Message, frozen=True):
     feature_layers: FeatureLayers = ()  # hidden states that the draft needs, numbered as in Hugging Face; () = none
     feature_window: Count = 0  # with `Open`, send the features of so many last positions
     is_plain_speed_wanted: bool = False  # measure your speed without drafts now and then, and send it in `Ping`
+    draft_method: Annotated[str, Meta(max_length=200)] = ""  # draft_model, eagle, eagle3 or ngram; "" = not said
 
 
 class Refused(Message, frozen=True):

@@ -64,6 +64,7 @@ class ZmqTarget:
         is_insecure: allow a host that is not loopback without keys.
         clock: seconds, monotonic.
         sockets: opens the connections; None = real ones.
+        why_unsuited: what the hub that sends this Welcome cannot do for this target, for people; "" = nothing.
     Raises: ConfigError if the endpoint is malformed or keys are missing.
     """
 
@@ -75,11 +76,13 @@ class ZmqTarget:
         is_insecure: bool = False,
         clock: Callable[[], float] = time.monotonic,
         sockets: SocketFactory | None = None,
+        why_unsuited: Callable[[Welcome], str] = lambda _: "",
     ) -> None:
         self._host = host_of(endpoint, "the hub")
         require_keys(self._host, keys, is_insecure, "the target would connect to the hub at")
         self._endpoint = endpoint
         self._hello = hello
+        self._why_unsuited = why_unsuited
         self._clock = clock
         self._log_limit = LogLimit(clock)
         self._socket_factory = SocketFactory(keys) if sockets is None else sockets
@@ -308,6 +311,9 @@ class ZmqTarget:
             self._reconnecting.note_connected(self._clock())
             draft = self._terms.draft_name if self._terms else None
             self._log_limit.log(log.info, "hub found", hub=self._endpoint, draft=draft)
+            if self._terms and (problem := self._why_unsuited(self._terms)):
+                event = "the hub cannot do all that this target is told to ask for; it drafts as it can"
+                self._log_limit.log(log.warning, event, hub=self._endpoint, problem=problem)
 
     def _lose(self, problem: str, now: float, wait_s: float = 0.0) -> None:
         """Drop the link and start again with Hello, `wait_s` from now; later if links fail again and again."""
