@@ -25,7 +25,7 @@ from starspec.policy.length.hub_lessons import HubLessons
 from starspec.policy.length.snapshot import OFF, Choice, LengthPolicy, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.stop_threshold import StopThreshold
 from starspec.policy.length.trials import Trials
-from starspec.policy.pipe_depth import ONE_WINDOW, Traversed
+from starspec.policy.pipe_depth import ONE_WINDOW, Traversed, WindowGap
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.stats import LengthStats
 
@@ -165,7 +165,9 @@ class DraftLengths:
         ]
         self._longest_chain = max(lengths, default=self._longest_chain)
 
-    def plan_windows(self, took: Traversed | None, seconds: float, num_running: int, *, is_ahead: bool) -> None:
+    def plan_windows(
+        self, took: Traversed | None, seconds: float, num_running: int, *, is_ahead: bool, gaps: Sequence[WindowGap]
+    ) -> None:
         """Choose how many windows of one sequence should be in flight, and how long their drafts should be at most.
 
         Args:
@@ -173,12 +175,13 @@ class DraftLengths:
             seconds: its traversal's share of the time, as others may have been in flight.
             num_running: sequences that share the stages.
             is_ahead: whether other windows could stand on those of the round.
+            gaps: before its windows.
         """
         if took is None:
             return
         lessons = self._lessons()
         alpha = min(MAX_ALPHA, lessons.acceptance.rate)
-        lessons.windows.add_round(took, seconds, is_ahead=is_ahead)
+        lessons.windows.add_round(took, seconds, is_ahead=is_ahead, gaps=gaps)
         self.plan = lessons.windows.choose(alpha, self._longest_chain, num_running)
 
     def _most_steps(self, sequence: TargetSequence) -> int:

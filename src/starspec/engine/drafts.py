@@ -17,7 +17,7 @@ from starspec.ids import RequestKey
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.hub_lessons import HubLessons
 from starspec.policy.length.snapshot import LengthPolicy
-from starspec.policy.pipe_depth import Traversed
+from starspec.policy.pipe_depth import Traversed, WindowGap
 from starspec.speculation.acceptance import COUPLED, AcceptanceRule
 from starspec.speculation.ngram import PromptLookup
 from starspec.speculation.tree import EMPTY_TREE, DraftTree
@@ -36,6 +36,7 @@ class RoundTimes(NamedTuple):
     took: Traversed | None = None  # its traversal, if there are stages
     num_running: int = 1  # sequences that share them
     is_ahead: bool = False  # other windows could stand on its windows
+    gaps: Sequence[WindowGap] = ()  # before its windows
 
 
 class Drafts(Protocol):
@@ -299,7 +300,9 @@ class NgramDrafts(NoDrafts):
 
     def note_round(self, times: RoundTimes) -> None:
         self.lengths.end_round(times.num_tokens, times.traversal_s)
-        self.lengths.plan_windows(times.took, times.occupancy_s, times.num_running, is_ahead=times.is_ahead)
+        self.lengths.plan_windows(
+            times.took, times.occupancy_s, times.num_running, is_ahead=times.is_ahead, gaps=times.gaps
+        )
 
     def close(self, sequence: TargetSequence) -> None:
         self._requested.forget(sequence)

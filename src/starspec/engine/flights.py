@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from starspec.policy.pipe_depth import WindowGap
 from starspec.speculation.tree import DraftTree
 
 
@@ -28,6 +30,14 @@ class Flight:
     is_stale: bool = False  # it stands on refused tokens
 
 
+class _Landed(NamedTuple):
+    """The last verdict of a sequence."""
+
+    at_s: float
+    is_presumed: bool  # of its window
+    is_right: bool  # it was as presumed
+
+
 class Flights:
     """Those of one sequence that are not stale, oldest first.
 
@@ -37,6 +47,7 @@ class Flights:
     def __init__(self) -> None:
         self._flying: deque[Flight] = deque()
         self.token_ids: list[int] = []  # presumed to follow the committed ones: drafts, and guesses between them
+        self._landed: _Landed | None = None
 
     def __len__(self) -> int:
         return len(self._flying)
@@ -92,7 +103,15 @@ class Flights:
             num_right += 1
         return None if num_right == len(presumed) else num_right
 
+    def note_landed(self, flight: Flight, now: float, *, is_right: bool) -> WindowGap | None:
+        """A verdict has landed, and was as presumed or not. Returns: the gap before it, if both were launched alike."""
+        before, self._landed = self._landed, _Landed(now, flight.is_presumed, is_right)
+        if before is None or before.is_presumed != flight.is_presumed:
+            return None
+        stands = before.is_presumed and before.is_right
+        return WindowGap(now - before.at_s, flight.tree.num_draft_tokens, stands)
+
     def clear(self) -> None:
         """They are lost, and never land."""
         self._flying.clear()
-        self.token_ids = []
+        self.token_ids, self._landed = [], None

@@ -205,7 +205,9 @@ class RemoteDrafts:
     def note_round(self, times: RoundTimes) -> None:
         self._deadline.note_round(times.round_s, times.traversal_s)
         self._tags.lengths.end_round(times.num_tokens, times.traversal_s)
-        self._tags.lengths.plan_windows(times.took, times.occupancy_s, times.num_running, is_ahead=times.is_ahead)
+        self._tags.lengths.plan_windows(
+            times.took, times.occupancy_s, times.num_running, is_ahead=times.is_ahead, gaps=times.gaps
+        )
         now, account, gain = self._clock(), self._cost.account, self._by_hub.gain_of(times)
         if self._cost.end_round(times.occupancy_s, gain, now) and account is not None:
             event = "the hub takes more time than its drafts save; it is asked for none for a while"

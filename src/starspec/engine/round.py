@@ -223,6 +223,7 @@ class RoundRunner:
         added.note_draft(max(proposal.depths, default=0), draft, verdict)
         added.is_presumed, num_right = flight.is_presumed, sequence.flights.land(flight, result.token_ids)
         added.num_right = num_right if num_right is not None else added.num_right
+        added.gap = sequence.flights.note_landed(flight, self.clock(), is_right=num_right is None)
         self._keep(sequence, flight, added, result.rows)
         num_emitted = len(added.token_ids)
         num_relaxed = sum(index < num_emitted for index in result.relaxed)
@@ -270,6 +271,7 @@ class RoundRunner:
             took=took,
             num_running=num_running,
             is_ahead=is_ahead,
+            gaps=[each.gap for each in added if each.gap is not None],
         )
         self.drafts.note_round(times)
         if self.trace is not None:

@@ -14,6 +14,7 @@ from starspec.engine.detokenize import Detokenizer
 from starspec.engine.flights import Flights
 from starspec.grammars.matcher import FittedDraft, GrammarMatcher
 from starspec.ids import RequestId, RequestKey
+from starspec.policy.pipe_depth import WindowGap
 from starspec.policy.queue_turns import Sender
 from starspec.sampling.counts import TokenCounts
 from starspec.sampling.logprobs import Score
@@ -60,6 +61,7 @@ class RoundOutput:
     num_forced: int = 0  # accepted tokens that were not in the draft: a grammar forced them
     is_presumed: bool = False  # the drafts went on behind this draft before it was verified
     num_right: int | None = None  # tokens before the first other one than drafts went on behind; None = there is none
+    gap: WindowGap | None = None  # before its verdict
     verified: Verified | None = None  # of a draft that the client gave
     divergences: tuple[float, ...] = ()  # of the target from the draft, at each verified position that states one
     accepted_places: tuple[int, ...] | None = None  # of its nodes, from the likeliest on; None = the draft states none

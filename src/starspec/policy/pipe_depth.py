@@ -38,6 +38,18 @@ class Promise(NamedTuple):
     tokens_per_s: float  # of one sequence
     plan: PipePlan
 
+    def slowed(self, factor: float) -> Promise:
+        """All takes so much longer."""
+        return Promise(self.tokens_per_s / factor, self.plan)
+
+
+class WindowGap(NamedTuple):
+    """From one verdict of a sequence to the next, while as many windows were in flight as before."""
+
+    seconds: float
+    num_draft_tokens: int  # of the window that has landed
+    stands: bool  # the one before was as presumed, so this one stood on it, or could have
+
 
 class WindowTimes(NamedTuple):
     """What windows take.
@@ -73,6 +85,10 @@ class WindowTimes(NamedTuple):
         near_best = [each for each in promises if each.tokens_per_s >= NEAR_BEST * best]
         return min(near_best, key=lambda each: (each.plan.depth, -each.tokens_per_s))
 
+    def gap_s(self, alpha: float, gap: WindowGap, depth: int, num_sequences: int = 1) -> float:
+        """What a gap should take, by these times. Args: depth: windows of each sequence in flight; others: as ahead."""
+        return _Length.of(self, alpha, gap.num_draft_tokens).gap_s(depth, num_sequences, stands=gap.stands)
+
     def _lengths(self, alpha: float, max_draft_tokens: int) -> list[_Length]:
         return [_Length.of(self, alpha, num) for num in range(max_draft_tokens + 1)]
 
@@ -106,13 +122,19 @@ class _Length(NamedTuple):
         A run begins behind a refusal, and ends with the next one. Its first `depth` windows leave one behind the other,
         and each later one when the window that is `depth` before it has landed.
         """
+        num_standing = self.goes_on / (1.0 - self.goes_on)  # windows of a run, beside the first
+        standing_s = num_standing * self.gap_s(depth, num_sequences, stands=True)
+        run_s = self.gap_s(depth, num_sequences, stands=False) + standing_s
+        return Promise(self.tokens * (1.0 + num_standing) / max(run_s, SHORTEST_S), PipePlan(self.num, depth))
+
+    def gap_s(self, depth: int, num_sequences: int, *, stands: bool) -> float:
+        """From the verdict before to this window's, on average. Args: stands: on that window, which was accepted."""
         round_s = self._among_others_s(depth, num_sequences)
+        if not stands:
+            return round_s
         again_s = max(self.apart_s, round_s - (depth - 1) * self.apart_s)
-        all_go_on = self.goes_on**depth
-        close_s = self.apart_s * (self.goes_on - all_go_on) / (1.0 - self.goes_on)
-        run_s = round_s + (close_s + all_go_on * again_s) / (1.0 - all_go_on)
-        tokens_of_run = self.tokens / (1.0 - self.goes_on)
-        return Promise(tokens_of_run / max(run_s, SHORTEST_S), PipePlan(self.num, depth))
+        share_again = self.goes_on ** (depth - 1) * (1.0 - self.goes_on) / (1.0 - self.goes_on**depth)
+        return self.apart_s + share_again * (again_s - self.apart_s)
 
     def _among_others_s(self, depth: int, num_sequences: int) -> float:
         """A round while others have so many windows in flight. These come at any time, and queue at the slowest stage.

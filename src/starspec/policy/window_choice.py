@@ -19,23 +19,31 @@ Trials together cost about SHARE of the time.
 
 Why times, and not tokens a second: these vary with the text by a factor of 2 and more, so that hundreds of rounds would
 have to be compared. Times vary by a few per cent, and what the text does, the usual acceptance tells of both ways.
+
+The times of stages, links and drafts leave out what nobody measures: windows queue behind those on refused tokens, a
+draft that was taken back is prefilled again, or a hub that runs ahead has the next draft at once. So each way also
+knows how much longer it is from one verdict to the next than its times say: its *slip*.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from starspec.policy.estimators import DecayedMean
-from starspec.policy.pipe_depth import ONE_WINDOW, PipePlan, PipeTimes, Promise, Traversed, WindowTimes
+from starspec.policy.estimators import DecayedMean, DecayedRatio
+from starspec.policy.pipe_depth import ONE_WINDOW, PipePlan, PipeTimes, Promise, Traversed, WindowGap, WindowTimes
 from starspec.policy.traversal import expected_tokens
 
 MIN_GAIN: Final = 1.05  # of several windows over the best synchronous rounds, as they cost computing
 NUM_ROUNDS: Final = 8  # of a trial
+NUM_FIRST: Final = 3  # of one window before the first trial: the first of them has a draft of one token
 MAX_TRIED: Final = 4 * NUM_ROUNDS  # rounds of both ways after which it ends anyway: it may show nothing here or now
 SHARE: Final = 0.007  # of the time: what trials may cost
 MIN_LOSS: Final = 0.05  # a trial costs at least this share of its time, as it may show nothing new
 WEIGHT: Final = 1 / 16  # of the newest proposal
+GAP_FADE: Final = 15 / 16  # of all gaps, with each newer one
+LONGEST_GAP: Final = 4.0  # times what it should be, as which a longer one counts: something else came between
 
 
 class Drafting:
@@ -59,12 +67,20 @@ class _Way:
         self.num_rounds = 0
         self.drafting = Drafting()
         self._pipe = PipeTimes(0)
+        self._gaps = DecayedRatio(GAP_FADE)
 
     def add_round(self, took: Traversed) -> None:
         if not self.num_rounds:
             self._pipe = PipeTimes(len(took.stage_s))
         self.num_rounds += 1
         self._pipe.note(took)
+
+    def add_gap(self, seconds: float, should_be_s: float) -> None:
+        self._gaps.add(min(seconds, LONGEST_GAP * should_be_s), should_be_s)
+
+    def slip(self, unknown: float = 1.0) -> float:
+        """Args: unknown: what it is before the first gap."""
+        return self._gaps.value or unknown
 
     def times(self, other: _Way) -> WindowTimes:
         """Args: other: the way that tells what is not known of this one."""
@@ -89,17 +105,24 @@ class WindowChoice:
         self._trial: _Way | None = None  # replaces what is known of its way when it is over
         self._is_of_several = False  # the trial
         self._num_tried = 0  # rounds since it began, of both ways
+        self._alpha, self._num_sequences = 0.0, 1  # of the last choice
         self._settled_s = inf  # seconds of rounds since the last trial
 
-    def add_round(self, took: Traversed, seconds: float, *, is_ahead: bool) -> None:
+    def add_round(self, took: Traversed, seconds: float, *, is_ahead: bool, gaps: Sequence[WindowGap] = ()) -> None:
         """A round has landed.
 
         Args:
             seconds: its traversal's share of the time, as others may have been in flight.
             is_ahead: whether other windows could stand on its windows.
+            gaps: before its windows.
         """
         self._settled_s += seconds
-        self._way(is_ahead=is_ahead).add_round(took)
+        way = self._way(is_ahead=is_ahead)
+        way.add_round(took)
+        if is_ahead == (self.plan.depth > 1):
+            times = way.times(self._one if is_ahead else self._several)
+            for gap in gaps:
+                way.add_gap(gap.seconds, times.gap_s(self._alpha, gap, self.plan.depth, self._num_sequences))
         if self._trial is not None:
             self._num_tried += 1
             if self._trial.num_rounds >= NUM_ROUNDS or self._num_tried >= MAX_TRIED:
@@ -118,6 +141,7 @@ class WindowChoice:
             max_draft_tokens: of one window.
             num_sequences: that share the pipe.
         """
+        self._alpha, self._num_sequences = alpha, num_sequences
         self.plan = self._chosen(alpha, max_draft_tokens, num_sequences)
         return self.plan
 
@@ -125,12 +149,16 @@ class WindowChoice:
         if not most or not self._one.num_rounds:
             return PipePlan(min(1, most), 1)
         one, several = self._one.times(self._several), self._several.times(self._one)
-        synchronous, ahead = one.synchronous(alpha, most), several.ahead(alpha, most, num_sequences)
+        elsewhere = max(1.0, self._one.slip())  # slip of several windows that share nothing, as far as is known
+        synchronous = one.synchronous(alpha, most).slowed(self._one.slip())
+        ahead = several.ahead(alpha, most, num_sequences).slowed(self._several.slip(elsewhere))
         is_known, is_faster = self._several.num_rounds > 0, _gains(ahead, synchronous)
-        may_gain = is_faster or (is_known and _gains(one.ahead(alpha, most, num_sequences), synchronous))
+        free = one.ahead(alpha, most, num_sequences).slowed(elsewhere)
+        may_gain = is_faster or (is_known and _gains(free, synchronous))
         is_settled_ahead = is_known and is_faster
         best, other = (ahead, synchronous) if is_settled_ahead else (synchronous, ahead)
-        if self._trial is None and may_gain and self._can_afford(other, best, alpha):
+        can_compare = is_known or self._one.num_rounds >= NUM_FIRST
+        if self._trial is None and may_gain and can_compare and self._can_afford(other, best, alpha):
             self._trial, self._is_of_several, self._num_tried = _Way(), other is ahead, 0
         goes_ahead = is_settled_ahead if self._trial is None else self._is_of_several and may_gain
         return ahead.plan if goes_ahead else synchronous.plan
