@@ -378,6 +378,11 @@ MISTAKES = {
         (*GENERATE, "--max-tokens", "5\udcff"),
         "invalid value for '--max-tokens': it is not valid Unicode text: give it in UTF-8",
     ),
+    "a trace without end": (("trace", "summarize", "/dev/full"), "'/dev/full', which is FILE, never ends: name a file"),
+    "prompts without end": (
+        ("doctor", "--target", "x", "--draft", "y", "--prompts", "/dev/zero"),
+        "'/dev/zero', which is --prompts, never ends: name a file",
+    ),
     "half a batch": (("draft", "--spec-method", "ngram", "--max-batch", "0.5"), "--max-batch must be auto or a number"),
     "a draft server's option without one": (("up", "--target", "x", "--run-ahead", "auto"), "give --draft MODEL, or"),
     "a weight of nobody": (

@@ -1,13 +1,14 @@
 """What all commands of `starspec` have in common: what every option may be, whatever it is about.
 
 An option is given once, unless its values make a list. Its value is not empty, is Unicode text unless it is a path, and
-is no number that nothing could hold. A file that a command writes is none that it reads, or writes in another way.
+is no number that nothing could hold. A file that a command reads has an end, and one that it writes is no other file.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from starspec.quoting import quoted
 
 WRITTEN: Final = ("--json", "--png", "--trace", "--audit-log", "--ready-file")  # options of files that are written
 MAY_BE_EMPTY: Final = ("--vllm-args",)
+ENDLESS: Final = frozenset(os.makedev(1, minor) for minor in (5, 7, 8, 9))  # Linux's zero, full, random and urandom
 BOUND_ELSEWHERE: Final = ("--seed",)  # numbers that may be larger than LARGEST
 
 
@@ -32,6 +34,7 @@ class Command(TyperCommand):
         rest = super().parse_args(ctx, args)
         if not ctx.resilient_parsing:
             _check_values(self, ctx)
+            _refuse_endless(self, ctx)
             _refuse_overwriting(self, ctx)
         return rest
 
@@ -98,6 +101,22 @@ def _why_no_number(option: Any, value: object) -> str | None:
     if has_bound or not isinstance(value, int | float) or value == math.inf or not value > LARGEST:
         return None
     return f"is at most {LARGEST}, not {quoted(value)}"
+
+
+def _refuse_endless(command: TyperCommand, ctx: Any) -> None:
+    """Raises: UsageError, of typer, for a device that could be read until the memory is full."""
+    for each in command.params:
+        for path in _files_of(each, ctx):
+            if each.opts[0] not in WRITTEN and _is_endless(path):
+                ctx.fail(f"'{path}', which is {_names_of(each)}, never ends: name a file")
+
+
+def _is_endless(path: Path) -> bool:
+    try:
+        found = path.stat()
+    except OSError:  # whoever opens it says what is wrong
+        return False
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev in ENDLESS
 
 
 def _refuse_overwriting(command: TyperCommand, ctx: Any) -> None:
