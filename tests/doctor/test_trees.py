@@ -73,7 +73,7 @@ def test_the_best_of_each_temperature_is_recommended_in_keys_of_a_speculative_co
     write_report(REPORT, tmp_path / "tree.json")
     greedy, sampled = advise_trees(read_tree_report(tmp_path / "tree.json"))
     assert (greedy.shape, greedy.vs_plain) == ("3 x 2, 6", 1.5)
-    assert SpeculativeConfig(**greedy.speculative_config).budget == DraftBudget(6, 3, 2, DOUBT)
+    assert SpeculativeConfig(**greedy.speculative_config).budget == DraftBudget(6, 3, 2, DOUBT, has_logprobs=True)
     assert sampled.speculative_config == {}
 
 
