@@ -24,6 +24,20 @@ def quoted(value: object) -> str:
     return shortened(ascii(value[:MAX_QUOTED]) if isinstance(value, str) else ascii(value))
 
 
+def is_unicode(text: str) -> bool:
+    """False for a text with half of a surrogate pair, as Python reads a byte that is not UTF-8. It cannot be sent."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def sendable(text: str) -> str:
+    """The text with ? for halves of surrogate pairs, which no message can carry."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
 def escaped(text: str) -> str:
     """A text that any file takes. Bytes that are not UTF-8, in Python halves of surrogate pairs, become escapes."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -12,6 +12,7 @@ from typing import Any
 from starspec.config import MAX_STOP_LEN, MAX_TOP_LOGPROBS
 from starspec.errors import RequestError
 from starspec.ids import BadWords
+from starspec.quoting import is_unicode
 from starspec.sampling.grammar import GrammarSpec
 from starspec.sampling.spec import MAX_BAD_WORDS, MAX_END_TOKENS, SamplingSpec
 from starspec.structured_outputs import StructuredOutputsParams, structured_outputs_of
@@ -85,13 +86,13 @@ class SamplingParams:
             raise RequestError(f"stop must be at most {MAX_STOP_STRINGS} non-empty strings", "stop")
         if any(len(text) > MAX_STOP_LEN for text in self.stop_strings):
             raise RequestError(f"a stop string has at most {MAX_STOP_LEN} characters", "stop")
-        if not all(map(_is_unicode, self.stop_strings)):
+        if not all(map(is_unicode, self.stop_strings)):
             raise RequestError("stop must be valid Unicode text", "stop")
 
     def _check_bad_words(self) -> None:
         words = () if self.bad_words is None else self.bad_words
         is_several = isinstance(words, Collection) and not isinstance(words, str | Mapping)
-        if not is_several or not all(isinstance(word, str) and word and _is_unicode(word) for word in words):
+        if not is_several or not all(isinstance(word, str) and word and is_unicode(word) for word in words):
             raise RequestError("bad_words must be non-empty texts", "bad_words")
         if len(words) > MAX_BAD_WORDS // 2 or any(len(word) > MAX_STOP_LEN for word in words):
             most = f"at most {MAX_BAD_WORDS // 2} texts of at most {MAX_STOP_LEN} characters"
@@ -181,15 +182,6 @@ class SamplingParams:
         except OverflowError as error:  # an integer of hundreds of digits
             name = next((each for each in REALS if abs(getattr(self, each)) > sys.float_info.max), "logit_bias")
             raise RequestError(f"{name} is too large for a number", name) from error
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether it has no half of a surrogate pair, which no token has, and no message can carry."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _token_id(key: Any) -> Any:

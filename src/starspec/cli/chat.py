@@ -13,7 +13,7 @@ import typer
 from starspec.cli.gateway_client import DEFAULT_URL, ApiKey, GatewayClient, GatewayUrl
 from starspec.config.option import MODELS, SAMPLING
 from starspec.errors import ConfigError, StarspecError
-from starspec.quoting import harmless
+from starspec.quoting import harmless, sendable
 
 HELP: Final = """\
 /speculative off   answer without drafts from now on; /speculative on: with them again
@@ -190,16 +190,11 @@ class Answer:
 
     def message(self) -> dict[str, str]:
         """As part of the conversation. The chat template decides what the model sees of its reasoning."""
-        reasoning = {"reasoning": _sendable(self._reasoning)} if self._reasoning else {}
-        return {"role": "assistant", "content": _sendable(self._text), **reasoning}
+        reasoning = {"reasoning": sendable(self._reasoning)} if self._reasoning else {}
+        return {"role": "assistant", "content": sendable(self._text), **reasoning}
 
     def _print_dim(self, text: str) -> None:
         self._console.out(harmless(text), style="dim", end="")
-
-
-def _sendable(text: str) -> str:
-    """The text with ? for halves of surrogate pairs, which UTF-8 lacks."""
-    return text.encode(errors="replace").decode()
 
 
 def statistics(chunk: dict[str, Any]) -> str:

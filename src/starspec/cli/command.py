@@ -1,7 +1,8 @@
 """What all commands of `starspec` have in common: what every option may be, whatever it is about.
 
 An option is given once, unless its values make a list. Its value is not empty, is Unicode text unless it is a path, and
-is no number that nothing could hold. A file that a command reads has an end, and one that it writes is no other file.
+is at most LARGEST if it is a number without a bound of its own. A file that a command reads has an end, and one that it
+writes is not also named by another option.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from starspec.config.checks import is_unicode
 from starspec.config.option import LARGEST
-from starspec.quoting import quoted
+from starspec.quoting import is_unicode, quoted
 
 WRITTEN: Final = ("--json", "--png", "--trace", "--audit-log", "--ready-file")  # options of files that are written
 MAY_BE_EMPTY: Final = ("--vllm-args",)
@@ -141,7 +141,7 @@ def _files_of(parameter: Any, ctx: Any) -> Iterator[Path]:
 
 
 def _is_device(path: Path) -> bool:
-    """Whether it is no file. A path that the system refuses is no device: whoever opens it says what is wrong."""
+    """Whether it is there and not a regular file. False if the system refuses the path: whoever opens it says why."""
     return os.path.exists(path) and not os.path.isfile(path)  # noqa: PTH110, PTH113 (Path's raise)
 
 

@@ -12,11 +12,11 @@ import typer
 from starspec.cli.binder import bound, take
 from starspec.cli.files import JsonFile, check_folder, folder_named
 from starspec.cli.measuring import measuring, publish
-from starspec.config.checks import is_unicode
 from starspec.errors import ConfigError
 from starspec.harness.datasets import read_prompts
 from starspec.models.loading.checks import check_models, find_models
 from starspec.openmp import num_threads
+from starspec.quoting import is_unicode
 from starspec.train.plan import HeadPlan
 
 

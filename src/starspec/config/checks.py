@@ -14,7 +14,7 @@ import msgspec
 
 from starspec.config.option import Option
 from starspec.errors import ConfigError
-from starspec.quoting import quoted
+from starspec.quoting import is_unicode, quoted
 
 T = TypeVar("T")
 
@@ -83,7 +83,8 @@ def check_words(config: Any, prefix: str = "") -> None:
     """
     for each in fields(config):
         value = getattr(config, each.name)
-        if not all(map(is_unicode, value if isinstance(value, tuple) else (value,))):
+        texts = [text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str)]
+        if not all(map(is_unicode, texts)):
             raise ConfigError(f"{prefix}{each.name} is not valid Unicode text: give it in UTF-8")
     for name, words in _words(type(config)).items():
         one_of(prefix + name, getattr(config, name), words)
@@ -91,11 +92,6 @@ def check_words(config: Any, prefix: str = "") -> None:
         value = getattr(config, name)
         if option.words and not isinstance(value, int) and value not in option.words:
             raise ConfigError(f"{prefix}{name} must be {option.known}, not '{value}'")
-
-
-def is_unicode(value: object) -> bool:
-    """False for a text with half of a surrogate pair, as Python reads a byte that is not UTF-8. It cannot be sent."""
-    return not isinstance(value, str) or not any("\ud800" <= each <= "\udfff" for each in value)
 
 
 def check_ranges(config: Any) -> None:

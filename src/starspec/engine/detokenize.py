@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
+from starspec.quoting import sendable
+
 UNFINISHED = "\ufffd"  # what a decoder prints for an incomplete UTF-8 sequence
 MAX_CHAR_TOKENS = 4  # a character of UTF-8 has at most four bytes, and a token has at least one
 CONTEXT_TOKENS = 5  # prompt tokens that are decoded too, because some tokenizers attach a space to the next word
@@ -148,8 +150,7 @@ class Detokenizer:
 
     def _decode(self, token_ids: list[int]) -> str:
         text = self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
-        # a token may be half of a surrogate pair, which no message can carry
-        return text if text.isascii() else text.encode(errors="replace").decode()
+        return sendable(text)  # a token may be half of a surrogate pair
 
     def _match_stop(self) -> StopMatch | None:
         """Cut the text at the stop string that begins first, if the text not yet returned contains one.

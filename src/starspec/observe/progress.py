@@ -20,7 +20,7 @@ LINE_INTERVAL_S: Final = 10.0  # between two lines about one stage
 class ProgressBar:
     """One bar for all stages of what runs in its block; it disappears with the block. A context manager.
 
-    Names of models and files are shown as they are: they are no markup, and command no terminal.
+    Names of models and files are shown as they are: they are not markup, and cannot command the terminal.
 
     Args:
         what: what runs, as text for people.
@@ -46,7 +46,7 @@ class ProgressBar:
         self._printed_s = self._begun_s
         self._printed_stage = self._printed_line = ""
         self._stage, self._num_done, self._num_turns = "", 0, 0  # of the stage whose turns are counted
-        text = TextColumn("{task.description}", markup=False)  # names of models and files are not markup
+        text = TextColumn("{task.description}", markup=False)
         columns = (SpinnerColumn(), text, BarColumn(), TaskProgressColumn())
         self._progress = Progress(
             *columns,
