@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import fmean
 from typing import Final
 
 import structlog
@@ -26,11 +27,11 @@ from starspec.policy.length.snapshot import OFF, Choice, LengthPolicy, RoundSnap
 from starspec.policy.length.stop_threshold import StopThreshold
 from starspec.policy.length.trials import Trials
 from starspec.policy.pipe_depth import ONE_WINDOW, Traversed, WindowGap
+from starspec.policy.window_choice import MAX_ALPHA
 from starspec.speculation.budget import NO_DRAFT, DraftBudget
 from starspec.stats import LengthStats
 
 NOTHING: Final[Mapping[RequestKey, int]] = {}
-MAX_ALPHA: Final = 0.99  # no acceptance is certain
 
 log = structlog.get_logger()
 
@@ -180,7 +181,8 @@ class DraftLengths:
         if took is None:
             return
         lessons = self._lessons()
-        alpha = min(MAX_ALPHA, lessons.acceptance.rate)
+        rates = [each.acceptance.rate for each in self._histories.values() if each.usual is lessons.acceptance]
+        alpha = min(MAX_ALPHA, fmean(rates) if rates else lessons.acceptance.rate)
         lessons.windows.add_round(took, seconds, is_ahead=is_ahead, gaps=gaps)
         self.plan = lessons.windows.choose(alpha, self._longest_chain, num_running)
 

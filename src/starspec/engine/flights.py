@@ -48,6 +48,7 @@ class Flights:
         self._flying: deque[Flight] = deque()
         self.token_ids: list[int] = []  # presumed to follow the committed ones: drafts, and guesses between them
         self._landed: _Landed | None = None
+        self._has_drafted = False  # a window with a draft has landed
 
     def __len__(self) -> int:
         return len(self._flying)
@@ -103,13 +104,19 @@ class Flights:
             num_right += 1
         return None if num_right == len(presumed) else num_right
 
-    def note_landed(self, flight: Flight, now: float, *, is_right: bool) -> WindowGap | None:
-        """A verdict has landed, and was as presumed or not. Returns: the gap before it, if both were launched alike."""
+    def note_landed(self, flight: Flight, now: float, num_tokens: int, *, is_right: bool) -> WindowGap | None:
+        """A verdict has landed with so many tokens, and was as presumed or not.
+
+        Returns: the gap before it. None before the first draft, since the drafter may still prefill the prompt, and if
+            the two windows were not launched alike.
+        """
         before, self._landed = self._landed, _Landed(now, flight.is_presumed, is_right)
-        if before is None or before.is_presumed != flight.is_presumed:
+        num_drafted = flight.tree.num_draft_tokens
+        had_drafted, self._has_drafted = self._has_drafted, self._has_drafted or num_drafted > 0
+        if before is None or not had_drafted or before.is_presumed != flight.is_presumed:
             return None
         stands = before.is_presumed and before.is_right
-        return WindowGap(now - before.at_s, flight.tree.num_draft_tokens, stands)
+        return WindowGap(now - before.at_s, num_drafted, stands, num_tokens)
 
     def clear(self) -> None:
         """They are lost, and never land."""

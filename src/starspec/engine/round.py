@@ -223,7 +223,8 @@ class RoundRunner:
         added.note_draft(max(proposal.depths, default=0), draft, verdict)
         added.is_presumed, num_right = flight.is_presumed, sequence.flights.land(flight, result.token_ids)
         added.num_right = num_right if num_right is not None else added.num_right
-        added.gap = sequence.flights.note_landed(flight, self.clock(), is_right=num_right is None)
+        is_right, num_tokens = num_right is None, len(result.token_ids)
+        added.gap = sequence.flights.note_landed(flight, self.clock(), num_tokens, is_right=is_right)
         self._keep(sequence, flight, added, result.rows)
         num_emitted = len(added.token_ids)
         num_relaxed = sum(index < num_emitted for index in result.relaxed)

@@ -38,9 +38,9 @@ class Promise(NamedTuple):
     tokens_per_s: float  # of one sequence
     plan: PipePlan
 
-    def slowed(self, factor: float) -> Promise:
-        """All takes so much longer."""
-        return Promise(self.tokens_per_s / factor, self.plan)
+    def scaled(self, factor: float) -> Promise:
+        """It is so much faster."""
+        return Promise(self.tokens_per_s * factor, self.plan)
 
 
 class WindowGap(NamedTuple):
@@ -49,6 +49,7 @@ class WindowGap(NamedTuple):
     seconds: float
     num_draft_tokens: int  # of the window that has landed
     stands: bool  # the one before was as presumed, so this one stood on it, or could have
+    num_tokens: int  # that its verdict gave
 
 
 class WindowTimes(NamedTuple):
@@ -84,6 +85,10 @@ class WindowTimes(NamedTuple):
         best = max(each.tokens_per_s for each in promises)
         near_best = [each for each in promises if each.tokens_per_s >= NEAR_BEST * best]
         return min(near_best, key=lambda each: (each.plan.depth, -each.tokens_per_s))
+
+    def promise(self, alpha: float, plan: PipePlan, num_sequences: int = 1) -> Promise:
+        """Of this plan. Args: as ahead."""
+        return _Length.of(self, alpha, plan.num_draft_tokens).in_flight(plan.depth, num_sequences)
 
     def gap_s(self, alpha: float, gap: WindowGap, depth: int, num_sequences: int = 1) -> float:
         """What a gap should take, by these times. Args: depth: windows of each sequence in flight; others: as ahead."""

@@ -23,6 +23,10 @@ have to be compared. Times vary by a few per cent, and what the text does, the u
 The times of stages, links and drafts leave out what nobody measures: windows queue behind those on refused tokens, a
 draft that was taken back is prefilled again, or a hub that runs ahead has the next draft at once. So each way also
 knows how much longer it is from one verdict to the next than its times say: its *slip*.
+
+The acceptance leaves things out, too: a token right behind a draft that ended in doubt is guessed worse than others,
+and a draft that did not end is right more often. So each way also knows how many tokens came for each one that its
+times and the acceptance of the same windows promise: its *yield*.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 from typing import Final
+
+import numpy as np
 
 from starspec.policy.estimators import DecayedMean, DecayedRatio
 from starspec.policy.pipe_depth import ONE_WINDOW, PipePlan, PipeTimes, Promise, Traversed, WindowGap, WindowTimes
@@ -43,6 +49,10 @@ SHARE: Final = 0.007  # of the time: what trials may cost
 MIN_LOSS: Final = 0.05  # a trial costs at least this share of its time, as it may show nothing new
 WEIGHT: Final = 1 / 16  # of the newest proposal
 GAP_FADE: Final = 15 / 16  # of all gaps, with each newer one
+YIELD_FADE: Final = 63 / 64  # of what windows brought, with each newer one
+NUM_PROMISED: Final = 8.0  # windows with as many tokens as promised, as which the promise counts
+MAX_ALPHA: Final = 0.99  # no acceptance is certain
+ALPHAS: Final = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.94, 0.97, MAX_ALPHA)
 LONGEST_GAP: Final = 4.0  # times what it should be, as which a longer one counts: something else came between
 
 
@@ -60,14 +70,50 @@ class Drafting:
             self.token_s.add(service_s / num_tokens)
 
 
-class _Way:
-    """What windows take in one way."""
+class _Yield:
+    """Tokens that windows of one way brought, over those that are promised of them.
+
+    The promise is that of the acceptance which these windows had: a way is chosen when the acceptance looks good for
+    it, so by chance it brings less than the acceptance of that moment promises. Theirs is known afterwards. So what
+    each window promises is added up for several acceptances.
+    """
 
     def __init__(self) -> None:
+        self._accepted = DecayedRatio(YIELD_FADE)  # of tested draft tokens
+        self._num_tokens = self._num_windows = 0.0  # old ones count less
+        self._num_promised = [0.0] * len(ALPHAS)  # tokens
+
+    def add(self, gap: WindowGap, promised_per_s: Sequence[float], should_be_s: float) -> None:
+        """Args: promised_per_s: tokens a second that ALPHAS promise. should_be_s: the gap, by times."""
+        num_accepted = gap.num_tokens - 1
+        self._accepted.add(num_accepted, num_accepted + (num_accepted < gap.num_draft_tokens))
+        self._num_tokens = YIELD_FADE * self._num_tokens + gap.num_tokens
+        self._num_windows = YIELD_FADE * self._num_windows + 1.0
+        pairs = zip(self._num_promised, promised_per_s, strict=True)
+        self._num_promised = [YIELD_FADE * sum_ + should_be_s * each for sum_, each in pairs]
+
+    @property
+    def value(self) -> float:
+        """It is near to 1 while few windows were seen."""
+        if not self._num_windows:
+            return 1.0
+        over_promise = self._num_tokens / float(np.interp(self._accepted.value, ALPHAS, self._num_promised))
+        return (self._num_windows * over_promise + NUM_PROMISED) / (self._num_windows + NUM_PROMISED)
+
+
+class _Way:
+    """What windows take in one way, and bring."""
+
+    def __init__(self, brought: _Yield) -> None:
         self.num_rounds = 0
         self.drafting = Drafting()
+        self.brought = brought
         self._pipe = PipeTimes(0)
         self._gaps = DecayedRatio(GAP_FADE)
+
+    def again(self) -> _Way:
+        """The same way, with other times. The yield is learnt too slowly for a trial to begin it anew."""
+        return _Way(self.brought)
 
     def add_round(self, took: Traversed) -> None:
         if not self.num_rounds:
@@ -101,7 +147,7 @@ class WindowChoice:
 
     def __init__(self) -> None:
         self.plan = ONE_WINDOW
-        self._one, self._several = _Way(), _Way()
+        self._one, self._several = _Way(_Yield()), _Way(_Yield())
         self._trial: _Way | None = None  # replaces what is known of its way when it is over
         self._is_of_several = False  # the trial
         self._num_tried = 0  # rounds since it began, of both ways
@@ -120,13 +166,19 @@ class WindowChoice:
         way = self._way(is_ahead=is_ahead)
         way.add_round(took)
         if is_ahead == (self.plan.depth > 1):
-            times = way.times(self._one if is_ahead else self._several)
-            for gap in gaps:
-                way.add_gap(gap.seconds, times.gap_s(self._alpha, gap, self.plan.depth, self._num_sequences))
+            self._add_gaps(way, way.times(self._one if is_ahead else self._several), gaps)
         if self._trial is not None:
             self._num_tried += 1
             if self._trial.num_rounds >= NUM_ROUNDS or self._num_tried >= MAX_TRIED:
                 self._end_trial(self._trial)
+
+    def _add_gaps(self, way: _Way, times: WindowTimes, gaps: Sequence[WindowGap]) -> None:
+        num_sequences = self._num_sequences if self.plan.depth > 1 else 1  # as is promised
+        promised_per_s = [times.promise(each, self.plan, num_sequences).tokens_per_s for each in ALPHAS] if gaps else []
+        for gap in gaps:
+            should_be_s = times.gap_s(self._alpha, gap, self.plan.depth, self._num_sequences)
+            way.add_gap(gap.seconds, should_be_s)
+            way.brought.add(gap, promised_per_s, should_be_s)
 
     def add_draft(self, num_tokens: int, seconds: float, service_s: float, *, is_ahead: bool) -> None:
         """A proposal has come, as `Drafting.add`. Args: is_ahead: windows of its sequence are in flight."""
@@ -150,24 +202,32 @@ class WindowChoice:
             return PipePlan(min(1, most), 1)
         one, several = self._one.times(self._several), self._several.times(self._one)
         elsewhere = max(1.0, self._one.slip())  # slip of several windows that share nothing, as far as is known
-        synchronous = one.synchronous(alpha, most).slowed(self._one.slip())
-        ahead = several.ahead(alpha, most, num_sequences).slowed(self._several.slip(elsewhere))
+        synchronous = one.synchronous(alpha, most).scaled(self._one.brought.value / self._one.slip())
+        factor = self._several.brought.value / self._several.slip(elsewhere)
+        ahead = several.ahead(alpha, most, num_sequences).scaled(factor)
         is_known, is_faster = self._several.num_rounds > 0, _gains(ahead, synchronous)
-        free = one.ahead(alpha, most, num_sequences).slowed(elsewhere)
-        may_gain = is_faster or (is_known and _gains(free, synchronous))
+        free = one.ahead(alpha, most, num_sequences).scaled(1.0 / elsewhere)
+        may_gain = is_faster or _gains(free, synchronous)
         is_settled_ahead = is_known and is_faster
         best, other = (ahead, synchronous) if is_settled_ahead else (synchronous, ahead)
         can_compare = is_known or self._one.num_rounds >= NUM_FIRST
         if self._trial is None and may_gain and can_compare and self._can_afford(other, best, alpha):
-            self._trial, self._is_of_several, self._num_tried = _Way(), other is ahead, 0
+            self._is_of_several, self._num_tried = other is ahead, 0
+            self._trial = (self._several if self._is_of_several else self._one).again()
         goes_ahead = is_settled_ahead if self._trial is None else self._is_of_several and may_gain
         return ahead.plan if goes_ahead else synchronous.plan
 
     def _can_afford(self, tried: Promise, best: Promise, alpha: float) -> bool:
         """Whether a trial is expected to cost no more than SHARE of the time since the last one."""
         trial_s = NUM_ROUNDS * expected_tokens(alpha, tried.plan.num_draft_tokens) / tried.tokens_per_s
-        loss = max(MIN_LOSS, 1.0 - tried.tokens_per_s / best.tokens_per_s) if self._several.num_rounds else 1.0
-        return trial_s * loss <= SHARE * self._settled_s
+        return trial_s * self._loss(tried, best) <= SHARE * self._settled_s
+
+    def _loss(self, tried: Promise, best: Promise) -> float:
+        """The share of a trial's time that it is expected to lose."""
+        if not self._several.num_rounds:
+            return 1.0
+        is_hardly_known = tried.plan.depth == 1 and self._one.num_rounds < NUM_ROUNDS
+        return MIN_LOSS if is_hardly_known else max(MIN_LOSS, 1.0 - tried.tokens_per_s / best.tokens_per_s)
 
     def _end_trial(self, trial: _Way) -> None:
         is_under_way = self._is_of_several == (self.plan.depth > 1)  # else several may not gain any more, and it waited
