@@ -14,7 +14,9 @@ from starspec.bench.shard.synthetic import (
     FOUR,
     HIGH,
     IN_FLIGHT,
+    MAX_DIFFERENCE,
     PLAIN,
+    ModeRow,
     ShardPlan,
     alpha_of,
     always,
@@ -27,6 +29,7 @@ from starspec.bench.shard.synthetic import (
     measure_shard,
     ways,
 )
+from starspec.bench.shard.synthetic import mistakes_of as mistakes_of_modes
 from starspec.harness.datasets import Prompt
 from starspec.harness.model_pair import ModelPair
 from starspec.harness.provenance import collect_provenance
@@ -86,12 +89,30 @@ def test_low_acceptance_is_never_slower_than_plain_decoding(ratios: dict[str, fl
 
 @pytest.mark.system
 def test_processes_are_as_fast_as_virtual_time_says() -> None:
-    """On a quiet machine within a few per cent. Here others compute, too, so stages may take longer."""
+    """The best of three is what processes and sockets do; the others are what the machine does beside them."""
     with four_stages(ShardPlan(stage_ms=20.0)) as decode_really:
         for way in ways():
             if way.mode == PLAIN or (way.mode, way.scene) == (IN_FLIGHT, HIGH):
                 num_tokens = 4 if way.mode == PLAIN else 24
-                assert 0.75 < decode_really(way, num_tokens) / decode_virtually(way, num_tokens) < 1.1
+                best = 0.0
+                for _ in range(3):
+                    best = max(best, decode_really(way, num_tokens) / decode_virtually(way, num_tokens))
+                    if best > 1.0 - MAX_DIFFERENCE:
+                        break
+                assert 1.0 - MAX_DIFFERENCE < best < 1.1
+
+
+def test_processes_that_are_not_as_fast_as_virtual_time_says_are_told() -> None:
+    def row(mode: str, real_speed: float) -> ModeRow:
+        return ModeRow(
+            scene=HIGH, mode=mode, num_streams=4, speed=3.0, real_speed=real_speed, predicted_speed=2.0
+        )
+
+    rows = [row("slow", 1.69), row("fast", 2.31), row("slower", 1.71), row("faster", 2.29)]
+    assert mistakes_of_modes(Report(collect_provenance(), rows)) == [
+        f"acceptance 0.8, {why} from virtual time, and a quiet machine by at most 15%"
+        for why in ("slow, 4 streams: processes differ by -15.5%", "fast, 4 streams: processes differ by +15.5%")
+    ]
 
 
 @pytest.mark.system

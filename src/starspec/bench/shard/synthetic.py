@@ -27,6 +27,7 @@ LINKS: Final = (0.0, 3.0, 5.0, 10.0)  # t_0
 NUM_ACCEPTED: Final = 4  # k of equations 3 to 5
 HUMAN_EVAL: Final = 3.86  # DSD's Table 2: average length, of gamma 8, N = 4
 TABLE_2: Final = 2.56  # and its speedup, with relaxed verification
+MAX_DIFFERENCE: Final = 0.15  # of processes from virtual time, as a share
 MAX_STREAMS: Final = 4
 LONGEST: Final = 8  # draft tokens of a window
 DRAFT_S: Final = 0.1  # a draft token, in t_0
@@ -262,6 +263,16 @@ def bounds_of(rows: Sequence[ModeRow]) -> dict[str, float]:
         "sync_vs_plain_by_equation_9": paper.speedup(HUMAN_EVAL, LONGEST),
         "in_flight_vs_sync_1_bound": FOUR.most_tokens_per_s(0.8) * FOUR.traversal_s(1) / synchronous,
     }
+
+
+def mistakes_of(report: Report) -> list[str]:
+    """Sentences about ways to decode in which processes are not as fast as virtual time says."""
+    return [
+        f"{row.scene}, {row.mode}, {row.num_streams} streams: processes differ by {row.difference:+.1%} from virtual "
+        f"time, and a quiet machine by at most {MAX_DIFFERENCE:.0%}"
+        for row in report.rows
+        if abs(row.difference) > MAX_DIFFERENCE
+    ]
 
 
 def blocks(report: Report) -> list[Block]:
