@@ -104,9 +104,7 @@ def test_processes_are_as_fast_as_virtual_time_says() -> None:
 
 def test_processes_that_are_not_as_fast_as_virtual_time_says_are_told() -> None:
     def row(mode: str, real_speed: float) -> ModeRow:
-        return ModeRow(
-            scene=HIGH, mode=mode, num_streams=4, speed=3.0, real_speed=real_speed, predicted_speed=2.0
-        )
+        return ModeRow(scene=HIGH, mode=mode, num_streams=4, speed=3.0, real_speed=real_speed, predicted_speed=2.0)
 
     rows = [row("slow", 1.69), row("fast", 2.31), row("slower", 1.71), row("faster", 2.29)]
     assert mistakes_of_modes(Report(collect_provenance(), rows)) == [
