@@ -35,7 +35,6 @@ from starspec.errors import ConfigError
 from starspec.harness.table import Column, Table
 from starspec.lab.file import PRESETS, read_lab, shapes_of
 from starspec.lab.lab import Lab, LinkTraffic, precise_event_loop
-from starspec.lab.link import OpenLink
 from starspec.output_files import write_whole
 from starspec.quoting import harmless
 
@@ -86,6 +85,10 @@ class LinkOptions:
         Option("The same as --partition, with connections reset. May be repeated.", LINK, shown=NONE_GIVEN),
     ] = ()
     seed: Annotated[int | None, Option("Seed of jitter and losses.", LINK, least=0, shown="0, or that of FILE")] = None
+    netem: Annotated[
+        bool,
+        Option("Let the kernel's netem delay and lose packets, between namespaces. Needs root.", LINK, ("--netem",)),
+    ] = False
     insecure: Annotated[
         bool, Option("Allow to listen on addresses that are not loopback.", NETWORK, ("--insecure",))
     ] = False
@@ -117,9 +120,9 @@ def lab(
     Clients connect to the lab, and the lab to their server. What passed each link is printed at the end.
     """
     config = _config(file, links, shape)
-    lab = Lab(*config.links, seed=config.seed, is_insecure=links.insecure)
+    lab = Lab(*config.links, seed=config.seed, is_insecure=links.insecure, by_netem=links.netem)
     check_output()
-    traffic = _serve(lab, config)
+    traffic = _serve(lab, config, by_netem=links.netem)
     show([Table("What has passed", COLUMNS, traffic)])
     if json_file is not None:
         write_whole(json_file, msgspec.json.format(msgspec.json.encode(traffic), indent=2) + b"\n")
@@ -129,7 +132,7 @@ def _config(file: Path | None, links: LinkOptions, shape: ShapeOptions) -> LabCo
     """Raises: ConfigError if there are no links, or if a file and options both describe them."""
     if file is not None:
         own = [name for name, value in {**asdict(links), **asdict(shape)}.items() if value not in (None, (), False)]
-        beside = [name for name in own if name not in ("seed", "insecure")]
+        beside = [name for name in own if name not in ("seed", "netem", "insecure")]
         if beside:
             raise ConfigError(f"FILE describes all links: write {beside[0]} there, or give --link instead of FILE")
         found = read_lab(file)
@@ -168,7 +171,7 @@ def _partition(text: str, option: str, *, is_cut: bool) -> Partition:
     return Partition(start_s=start_s, stop_s=stop_s, cut=is_cut)
 
 
-def _serve(lab: Lab, config: LabConfig) -> Sequence[LinkTraffic]:
+def _serve(lab: Lab, config: LabConfig, *, by_netem: bool) -> Sequence[LinkTraffic]:
     """Run the lab until SIGINT or SIGTERM. Returns: what has passed. Raises: as Lab."""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
@@ -181,7 +184,8 @@ def _serve(lab: Lab, config: LabConfig) -> Sequence[LinkTraffic]:
         stop_on_signal(stop, then=signal.SIG_DFL)
         async with lab:
             for each in config.links:
-                console.print(harmless(f"lab: {_described(each, lab.link(each.label))}"), soft_wrap=True)
+                described = _described(each, lab.link(each.label).endpoint) + (", by netem" if by_netem else "")
+                console.print(harmless(f"lab: {described}"), soft_wrap=True)
             first = lab.link(config.links[0].label).endpoint
             console.print(f"lab: ready at {first}, Ctrl-C stops it")
             await ended.wait()
@@ -191,11 +195,11 @@ def _serve(lab: Lab, config: LabConfig) -> Sequence[LinkTraffic]:
         return runner.run(serve())
 
 
-def _described(config: LabLink, link: OpenLink) -> str:
+def _described(config: LabLink, endpoint: str) -> str:
     """A link in words, as `tcp://127.0.0.1:7700 leads to tcp://127.0.0.1:7701: 40 ms each way`."""
     forth, back = _words(config.shape), _words(config.shape_back)
     ways = f"{forth} each way" if forth == back else f"{forth}; back {back}"
-    return f"{link.endpoint} leads to {config.to}: {ways}"
+    return f"{endpoint} leads to {config.to}: {ways}"
 
 
 def _words(shape: LinkShape) -> str:

@@ -16,10 +16,12 @@ from typing import Any, Final, Self, TypeVar
 from starspec.config.lab import LabConfig, LabLink, LinkShape, Listen
 from starspec.errors import ConfigError
 from starspec.lab.link import OpenLink
+from starspec.lab.netem_link import NetemLink
 from starspec.lab.travel import Traffic
 from starspec.wire.keys import is_loopback
 
 T = TypeVar("T")
+Link = OpenLink | NetemLink
 CALL_S: Final = 10.0  # longest wait for the lab's own thread
 MAX_SELECTED: Final = 1024  # file descriptors below this can be waited for by select(2)
 
@@ -42,22 +44,24 @@ class Lab:
     Args:
         seed: of jitter and losses.
         is_insecure: allow links to listen on addresses that are not loopback.
-    Raises: ConfigError if there is no link, or two with one name, or one that cannot or must not listen.
+        by_netem: the kernel's netem delays and loses packets, instead of this process.
+    Raises: ConfigError if there is no link, or two with one name, or one that cannot or must not listen; as NetemLink.
     """
 
-    def __init__(self, *links: LabLink, seed: int = 0, is_insecure: bool = False) -> None:
+    def __init__(self, *links: LabLink, seed: int = 0, is_insecure: bool = False, by_netem: bool = False) -> None:
         self._config = LabConfig(links=links, seed=seed)
         for host in [Listen.parse(each.listen).host for each in links]:
             if not (is_insecure or is_loopback(host)):
                 raise ConfigError(
                     f"the lab would listen on {host} and pass on whatever comes: say --insecure to allow it"
                 )
-        self._links: dict[str, OpenLink] = {}
+        self._open: Callable[[LabLink, int], Link] = NetemLink if by_netem else OpenLink
+        self._links: dict[str, Link] = {}
 
     async def __aenter__(self) -> Self:
         try:
             for each in self._config.links:
-                self._links[each.label] = OpenLink(each, self._config.seed)
+                self._links[each.label] = self._open(each, self._config.seed)
         except ConfigError:
             await self._close()
             raise
@@ -71,7 +75,7 @@ class Lab:
     async def _close(self) -> None:
         await asyncio.gather(*(each.close() for each in self._links.values()))
 
-    def link(self, name: str | None = None) -> OpenLink:
+    def link(self, name: str | None = None) -> Link:
         """A link by its name; None = the only one."""
         if name is None:
             (only,) = self._links.values()
@@ -84,12 +88,13 @@ class Lab:
             LinkTraffic(
                 name=each.name,
                 endpoint=each.endpoint,
-                forth=Traffic(each.forth.traffic.num_bytes, each.forth.traffic.num_losses),
-                back=Traffic(each.back.traffic.num_bytes, each.back.traffic.num_losses),
+                forth=forth,
+                back=back,
                 num_connections=each.num_connections,
                 num_open=each.num_open,
             )
             for each in self._links.values()
+            for forth, back in [each.traffic()]
         ]
 
 
@@ -102,8 +107,8 @@ class LabThread:
     Raises: as Lab.
     """
 
-    def __init__(self, *links: LabLink, seed: int = 0, is_insecure: bool = False) -> None:
-        self._lab = Lab(*links, seed=seed, is_insecure=is_insecure)
+    def __init__(self, *links: LabLink, seed: int = 0, is_insecure: bool = False, by_netem: bool = False) -> None:
+        self._lab = Lab(*links, seed=seed, is_insecure=is_insecure, by_netem=by_netem)
         self._loop = precise_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="starspec-lab", daemon=True)
 

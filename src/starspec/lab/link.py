@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Final
 
 from starspec.config.lab import LabLink, LinkShape, Listen, Partition
 from starspec.errors import ConfigError
 from starspec.lab.pipe import Pipe
-from starspec.lab.travel import Travel, Way
+from starspec.lab.travel import MAX_WINDOW_BYTES, Traffic, Travel, Way
 from starspec.wire.transports.sockets import endpoint_at, host_of
 
 MAX_CONNECTIONS: Final = 512  # of a link at once; more are reset
@@ -20,18 +22,37 @@ SMALL_BUFFER_BYTES: Final = 64 * 1024  # of the kernel, where bandwidth is limit
 RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 RETRY_S: Final = 0.01  # until the next connection is accepted, after one that could not be
 
+MakeSocket = Callable[[str], socket.socket]
+"""(host) -> a TCP socket for addresses such as this one. Raises: OSError."""
+
+
+def socket_for(host: str) -> socket.socket:
+    """Implements MakeSocket, in the network of this process."""
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+
 
 class OpenLink:
     """A link that listens, in the running event loop.
 
     Args:
         seed: of its jitter and losses.
+        listens, connects: make the sockets of the two ends.
+        max_window_bytes: as of Way, of both directions.
     Raises: ConfigError if it cannot listen there, or if the server's address is malformed.
     """
 
-    def __init__(self, config: LabLink, seed: int) -> None:
+    def __init__(
+        self,
+        config: LabLink,
+        seed: int,
+        *,
+        listens: MakeSocket = socket_for,
+        connects: MakeSocket = socket_for,
+        max_window_bytes: int = MAX_WINDOW_BYTES,
+    ) -> None:
         self.name = config.label
-        self.forth, self.back = Way(config.shape), Way(config.shape_back)
+        self._forth = Way(config.shape, max_window_bytes)
+        self._back = Way(config.shape_back, max_window_bytes)
         self.num_connections = 0  # so far
         self._seed = seed
         self._passes = asyncio.Event()
@@ -39,8 +60,9 @@ class OpenLink:
         self._is_cut = False
         self._tasks: set[asyncio.Task[None]] = set()  # one for each connection
         where = Listen.parse(config.listen)
-        self._to = _server_of(config, where.num_ports)
-        self._listeners = _listen(where, is_small=config.shape.mbit_s is not None)
+        self._to = server_of(config, where.num_ports)
+        self._connects = connects
+        self._listeners = _listen(where, listens, is_small=config.shape.mbit_s is not None)
         self._own = [asyncio.create_task(self._accept(each, index)) for index, each in enumerate(self._listeners)]
         self._own.append(asyncio.create_task(self._follow(config.partitions)))
 
@@ -54,6 +76,10 @@ class OpenLink:
     def num_open(self) -> int:
         """Connections at this moment."""
         return len(self._tasks)
+
+    def traffic(self) -> tuple[Traffic, Traffic]:
+        """What has passed so far, from clients to the server and back; copies."""
+        return replace(self._forth.traffic), replace(self._back.traffic)
 
     def partition(self, *, cut: bool = False) -> None:
         """From now on nothing passes. With `cut`, connections are reset too, and new ones until `heal` are refused."""
@@ -74,7 +100,7 @@ class OpenLink:
 
     def reshape(self, shape: LinkShape, back: LinkShape | None = None) -> None:
         """Change what the link does to bytes that are sent from now on. Args: as in LabLink."""
-        self.forth.shape, self.back.shape = shape, shape if back is None else back
+        self._forth.shape, self._back.shape = shape, shape if back is None else back
 
     async def close(self) -> None:
         """Stop listening and reset all connections."""
@@ -116,7 +142,7 @@ class OpenLink:
         """Carry one connection until both ends have ended, or until one breaks."""
         is_whole = False
         try:
-            server = _socket_for(self._to[0])
+            server = self._connects(self._to[0])
         except OSError:  # this process has no descriptor left
             _close(client, reset=True)
             return
@@ -132,7 +158,7 @@ class OpenLink:
         opened_s = loop.time()
         for each in (client, server):
             each.setblocking(False)
-        await asyncio.sleep(self.forth.shape.delay_ms / 1e3)  # the first packet of the handshake is on its way
+        await asyncio.sleep(self._forth.shape.delay_ms / 1e3)  # the first packet of the handshake is on its way
         await self._passes.wait()
         host, port = self._to
         try:
@@ -142,16 +168,16 @@ class OpenLink:
         except OSError:
             return False
         # a client sends after the handshake
-        ready_s = opened_s + (self.forth.shape.delay_ms + self.back.shape.delay_ms) / 1e3
+        ready_s = opened_s + (self._forth.shape.delay_ms + self._back.shape.delay_ms) / 1e3
         pipes = (
-            Pipe(client, server, self.forth, Travel(self.forth, random), self._passes, ready_s),
-            Pipe(server, client, self.back, Travel(self.back, Random(random.random())), self._passes, 0.0),  # noqa: S311
+            Pipe(client, server, self._forth, Travel(self._forth, random), self._passes, ready_s),
+            Pipe(server, client, self._back, Travel(self._back, Random(random.random())), self._passes, 0.0),  # noqa: S311
         )
         await asyncio.gather(*(each.run() for each in pipes))
         return not any(each.is_broken for each in pipes)
 
 
-def _server_of(config: LabLink, num_ports: int) -> tuple[str, int]:
+def server_of(config: LabLink, num_ports: int) -> tuple[str, int]:
     """Host and first port of a link's server. Raises: ConfigError."""
     host = host_of(config.to, f"the server of link '{config.label}'")
     port = int(config.to.rpartition(":")[2])
@@ -160,12 +186,12 @@ def _server_of(config: LabLink, num_ports: int) -> tuple[str, int]:
     return host.strip("[]"), port
 
 
-def _listen(where: Listen, *, is_small: bool) -> list[socket.socket]:
+def _listen(where: Listen, listens: MakeSocket, *, is_small: bool) -> list[socket.socket]:
     """A listening socket for each port. Raises: ConfigError that names the port that cannot be had."""
     listeners: list[socket.socket] = []
     try:
         for port in range(where.first_port, where.last_port + 1):
-            listener = _socket_for(where.host)
+            listener = listens(where.host)
             listeners.append(listener)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if is_small:
@@ -179,10 +205,6 @@ def _listen(where: Listen, *, is_small: bool) -> list[socket.socket]:
         why = (error.strerror or str(error)).lower()
         raise ConfigError(f"the lab cannot listen on {where.host}:{port}: {why}") from error
     return listeners
-
-
-def _socket_for(host: str) -> socket.socket:
-    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 def _close(connection: socket.socket, *, reset: bool) -> None:

@@ -35,10 +35,12 @@ class Way:
 
     Args:
         shape: may be changed at any time; it holds for bytes that are sent later.
+        max_window_bytes: of one connection that may be on the way, also without a bandwidth.
     """
 
-    def __init__(self, shape: LinkShape) -> None:
+    def __init__(self, shape: LinkShape, max_window_bytes: int = MAX_WINDOW_BYTES) -> None:
         self.shape = shape
+        self._max_window_bytes = max_window_bytes
         self.traffic = Traffic()
         self._free_s = -math.inf  # when the transmitter has sent all that it was given
 
@@ -53,9 +55,9 @@ class Way:
     def window_bytes(self) -> int:
         """Bytes of one connection that may be on the way: bandwidth times round trip, as a TCP window has them."""
         if self.shape.mbit_s is None:
-            return MAX_WINDOW_BYTES
+            return self._max_window_bytes
         round_trip_s = 2.0 * (self.shape.delay_ms + self.shape.jitter_ms) / 1e3
-        return min(MAX_WINDOW_BYTES, max(MIN_WINDOW_BYTES, int(_bytes_per_s(self.shape.mbit_s) * round_trip_s)))
+        return min(self._max_window_bytes, max(MIN_WINDOW_BYTES, int(_bytes_per_s(self.shape.mbit_s) * round_trip_s)))
 
     def transmitted_s(self, num_bytes: int, sent_s: float) -> float:
         """When the transmitter has sent these bytes. Effects: it is busy until then."""
