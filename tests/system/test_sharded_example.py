@@ -5,16 +5,21 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from starspec import cli
+from starspec.cli import serve as cli_serve
+from starspec.cli.process import Server, ServerProcess
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sharded.py"
 NUM_TOKENS = 6  # of an answer
+LIMIT_S = 60.0
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}: "
 ROWS = ["plain", "drafts, one round in flight", "drafts, four rounds in flight"]
 
@@ -30,17 +35,60 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+class ServerThread(threading.Thread):
+    """Stands in for StarspecServer: the same command in a thread. A process would take seconds to import torch."""
+
+    def __init__(self, *arguments: str) -> None:
+        super().__init__(daemon=True)
+        self._arguments = arguments
+        self._is_ready = threading.Event()
+        self._server: Server | None = None
+        self.start()
+
+    def run(self) -> None:
+        cli.run([*self._arguments])
+        self._is_ready.set()  # if it failed
+
+    def serve(self, server: Server) -> None:
+        self._server = server
+        self._is_ready.set()
+        server.run()
+
+    def wait_ready(self) -> str:
+        assert self._is_ready.wait(LIMIT_S)
+        assert self._server is not None, self._arguments
+        return self._server.address
+
+    def end(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+        self.join(LIMIT_S)
+        assert not self.is_alive(), self._arguments
+
+
+def serve_in_thread(_: ServerProcess, server: Server) -> None:
+    here = threading.current_thread()
+    assert isinstance(here, ServerThread)
+    here.serve(server)
+
+
 @pytest.mark.system
-@pytest.mark.timeout(300)
 def test_the_example_prints_plain_decoding_beside_drafts_in_flight_and_the_tokens_are_the_same(
-    byte_model: Path, tmp_path: Path
+    example: ModuleType,
+    byte_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = shutil.copytree(byte_model, tmp_path / "model")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    command = [sys.executable, str(EXAMPLE), "--target", str(folder), "--delay-ms", "2", "--max-tokens"]
-    done = subprocess.run([*command, str(NUM_TOKENS)], capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    title, *rows = done.stdout.splitlines()
+    monkeypatch.setattr(example, "StarspecServer", ServerThread)
+    monkeypatch.setattr(ServerProcess, "serve", serve_in_thread)
+    monkeypatch.setattr(cli_serve, "hide_torch", lambda: None)  # others have imported it here
+    options = ["--target", str(folder), "--delay-ms", "2", "--max-tokens", str(NUM_TOKENS)]
+    monkeypatch.setattr(sys, "argv", ["sharded.py", *options])
+    example.main()
+    title, *rows = capsys.readouterr().out.splitlines()
     assert title == f"two stages, links of 2 ms one way, 4 streams, {4 * NUM_TOKENS} tokens"
     found = [re.fullmatch(r"(.*\w) +(\d+\.\d) tokens/s +(\d+\.\d\d)x", row) for row in rows]
     assert [each and each[1] for each in found] == ROWS
