@@ -81,7 +81,7 @@ class TargetProcess:
     def load(self) -> str:
         """As HubProcess.load."""
         if self.target.pipe.stages:
-            return f"connecting to the {len(self.target.pipe.stages)} stages of {self.model.model}"
+            return f"connecting to the stages of {self.model.model}"
         return f"loading target {self.model.model}"
 
 
