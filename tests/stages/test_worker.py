@@ -230,6 +230,25 @@ def test_a_stage_that_does_not_answer_is_named() -> None:
         attached(pipe)
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_stage_that_lives_and_does_not_reach_the_next_one_is_named_at_the_start(place: int) -> None:
+    pipe = MemoryPipe(toy_stages(3))
+    pipe.cut_link(place, place + 1)
+    why = f"stage s{place} does not reach the one behind it: can its machine connect to s{place + 1}, or to its --next?"
+    with capture_logs() as logs, pytest.raises(PeerLost) as lost:
+        attach(pipe, pipe.names, TargetId("t"), lease_s=4.0, timeout_s=20.0, clock=pipe.clock)
+    assert str(lost.value) == why
+    assert [(each["event"], each["why"]) for each in logs] == [("waiting for stages", why)]
+
+
+def test_a_stage_that_does_not_reach_a_dead_one_is_not_blamed_for_it() -> None:
+    pipe = MemoryPipe(toy_stages(3))
+    pipe.cut_link(0, 1)
+    pipe.kill(1)
+    with pytest.raises(PeerLost, match=r"^no answer from stage s1$"):
+        attach(pipe, pipe.names, TargetId("t"), lease_s=4.0, timeout_s=20.0, clock=pipe.clock)
+
+
 def test_features_are_refused_before_anything_is_sent() -> None:
     pipe, verifier = piped()
     row = verifier.cache.lease()

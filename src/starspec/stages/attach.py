@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+import structlog
+
 from starspec.config.stages import HiddenDtype
 from starspec.errors import ConfigError, PeerLost
 from starspec.ids import PipeEpoch, StageId, TargetId
@@ -13,6 +15,7 @@ from starspec.stages.link import PipeLink
 from starspec.stages.pipe import Pipe, misled, same_stage, why_misled
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
+    Alive,
     Attach,
     Attached,
     Beat,
@@ -23,12 +26,16 @@ from starspec.wire.messages import (
     Outdated,
     Refused,
 )
+from starspec.wire.stage_news import FromStage
 from starspec.wire.stage_session import highest_epoch
 
 BEATS_IN_LEASE: Final = 4  # while a stage has not answered
 MAX_RAISES: Final = 8  # of the pipe epoch: one is enough, unless others attach the same stages
 ASK_AGAIN_S: Final = 0.1  # a stage that was asked is not asked again sooner, whatever it says
 SPARES_S: Final = 1.0  # so much longer than the stages may spares take to say who they are, before the target goes on
+SLOW_S: Final = 5.0  # after which the log says what is waited for
+
+log = structlog.get_logger()
 
 
 def attach(
@@ -136,39 +143,68 @@ def _ask(
 ) -> list[Attached | Outdated]:
     """One answer of each stage. Those that have answered keep their leases meanwhile.
 
-    A stage that says that it is not in the pipe has restarted, and is asked again.
-
     Raises: ConfigError if one refuses; PeerLost if one does not answer.
     """
-    for stage, message in enumerate(messages):
-        link.control(stage, message)
-    answers: dict[int, Attached | Outdated] = {}
-    asked_s = dict.fromkeys(range(len(names)), clock())
-    beat_s = messages[0].lease_s / BEATS_IN_LEASE
-    next_beat_s = clock() + beat_s
-    while len(answers) < len(names):
+    asking = _Asking(link, names, messages, clock)
+    started_s, is_told, beat_s = clock(), False, messages[0].lease_s / BEATS_IN_LEASE
+    next_beat_s = started_s + beat_s
+    while len(asking.answers) < len(names):
         now = clock()
         if now >= deadline_s:
-            missing = ", ".join(name for stage, name in enumerate(names) if stage not in answers)
-            raise PeerLost(f"no answer from stage {missing}")
+            raise PeerLost(asking.why_waiting())
+        if now - started_s >= SLOW_S and not is_told:
+            is_told = True
+            log.warning("waiting for stages", why=asking.why_waiting())
         if now >= next_beat_s:
             next_beat_s = now + beat_s
             for stage, message in enumerate(messages):
                 link.control(stage, Beat(message.pipe_epoch, now))
         for stage, answer in link.receive(min(deadline_s, next_beat_s) - now):
-            if stage >= len(names):
-                continue  # a spare, which is asked for nothing yet
-            match answer:
-                case Refused(reason=reason):
-                    raise ConfigError(f"stage {names[stage]} refuses: {reason}")
-                case Gap(pipe_epoch=epoch) if epoch == messages[stage].pipe_epoch:
-                    is_soon = clock() - asked_s[stage] < ASK_AGAIN_S
-                    if not (is_soon or isinstance(answers.get(stage), Outdated)):
-                        answers.pop(stage, None)
-                        asked_s[stage] = clock()
-                        link.control(stage, messages[stage])
-                case Attached(pipe_epoch=epoch) if epoch == messages[stage].pipe_epoch:
-                    answers[stage] = answer
-                case Outdated():
-                    answers[stage] = answer
-    return [answers[stage] for stage in range(len(names))]
+            if stage < len(names):  # the others are spares, which are asked for nothing yet
+                asking.hear(stage, answer)
+    return [asking.answers[stage] for stage in range(len(names))]
+
+
+class _Asking:
+    """Stages that are asked to attach. Effects: each is sent its message."""
+
+    def __init__(
+        self, link: PipeLink, names: Sequence[str], messages: Sequence[Attach], clock: Callable[[], float]
+    ) -> None:
+        self.answers: dict[int, Attached | Outdated] = {}
+        self._link, self._names, self._messages, self._clock = link, names, messages, clock
+        self._alive: set[int] = set()  # those that have answered beats
+        self._asked_s = dict.fromkeys(range(len(names)), clock())
+        for stage, message in enumerate(messages):
+            link.control(stage, message)
+
+    def hear(self, stage: int, answer: FromStage) -> None:
+        """Note what a stage says. One that is not in the pipe has restarted, and is asked again.
+
+        Raises: ConfigError if it refuses.
+        """
+        asked = self._messages[stage]
+        match answer:
+            case Refused(reason=reason):
+                raise ConfigError(f"stage {self._names[stage]} refuses: {reason}")
+            case Gap(pipe_epoch=epoch) if epoch == asked.pipe_epoch:
+                is_soon = self._clock() - self._asked_s[stage] < ASK_AGAIN_S
+                if not (is_soon or isinstance(self.answers.get(stage), Outdated)):
+                    self.answers.pop(stage, None)
+                    self._asked_s[stage] = self._clock()
+                    self._link.control(stage, asked)
+            case Attached(pipe_epoch=epoch) if epoch == asked.pipe_epoch:
+                self.answers[stage] = answer
+            case Outdated():
+                self.answers[stage] = answer
+            case Alive(pipe_epoch=epoch) if epoch == asked.pipe_epoch:
+                self._alive.add(stage)
+
+    def why_waiting(self) -> str:
+        """Who has not answered. Whoever answers beats alone has no connection to the next one yet."""
+        missing = [stage for stage in range(len(self._names)) if stage not in self.answers]
+        silent = [stage for stage in missing if stage not in self._alive]
+        if silent or missing[0] == len(self._names) - 1:
+            return f"no answer from stage {', '.join(self._names[stage] for stage in silent or missing)}"
+        near, far = self._names[missing[0]], self._names[missing[0] + 1]
+        return f"stage {near} does not reach the one behind it: can its machine connect to {far}, or to its --next?"
