@@ -143,8 +143,8 @@ def test_a_stage_that_is_told_who_comes_behind_takes_nobodys_word_for_another() 
         first, last = toy_stages(2)
         [behind] = stack.enter_context(serving([last]))
         [before] = stack.enter_context(serving([first], next="tcp://127.0.0.1:1"))
-        with pytest.raises(PeerLost, match=f"no answer from stage {before.address}"):
-            stack.enter_context(pipe_of(addresses([before, behind]), wait_s=2.0))
+        with pytest.raises(PeerLost, match=f"^stage {before.address} does not reach the one behind it: .* its --next"):
+            stack.enter_context(pipe_of(addresses([before, behind]), wait_s=2.0, lease_s=1.0))
 
 
 def test_a_stage_that_is_told_another_stage_than_the_one_behind_it_is_refused() -> None:
@@ -451,6 +451,20 @@ def test_a_second_target_is_told_whose_the_stages_are_and_may_have_them_later() 
             sequence = driver.begin(PROMPTS[0], LAW, 3)
             driver.decode_all()
     assert sequence.token_ids == plain(2, PROMPTS[0], LAW.sampling, 3)
+
+
+def test_a_target_whose_stages_another_one_of_its_name_attaches_is_told_so() -> None:
+    """They take them from each other until one of them ends, so its log must say why."""
+    with (
+        serving(toy_stages(2)) as servers,
+        pipe_of(addresses(servers)) as verifier,
+        capture_logs() as logs,
+        pipe_of(addresses(servers)),
+    ):
+        until_s = time.monotonic() + WAIT_S
+        while not any("a process called t has attached it since" in each.get("why", "") for each in logs):
+            assert time.monotonic() < until_s, logs
+            verifier.poll(0.05)
 
 
 def test_a_hint_for_a_row_that_is_not_there_does_not_end_a_stage() -> None:

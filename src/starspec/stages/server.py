@@ -138,7 +138,9 @@ class StageServer:
         """On the inbox's thread."""
         session = self._worker.session
         if sender != self._coordinator:
-            return Gap(beat.pipe_epoch, session.next_number, NOT_IN_PIPE)
+            is_taken = session.state is StageState.ATTACHED and beat.pipe_epoch < session.pipe_epoch
+            why = f": a process called {session.owner} has attached it since" if is_taken else ""
+            return Gap(beat.pipe_epoch, session.next_number, NOT_IN_PIPE + why)
         before, self._num_moves = self._num_moves, self._port.num_moves
         is_busy = self._is_computing or self._num_moves > before  # hidden states arrive, perhaps over a slow link
         return session.answer(beat, self._clock(), is_busy=is_busy)
