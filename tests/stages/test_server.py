@@ -102,6 +102,18 @@ def test_a_stage_with_another_secret_is_not_talked_to(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("who", ["stage", "target"])
+def test_keys_on_one_side_only_are_told_whichever_end_notices_first(who: str, tmp_path: Path) -> None:
+    generate_keys(tmp_path / "keys")
+    of_stage, of_target = (tmp_path / "keys" if each == who else None for each in ("stage", "target"))
+    with (
+        serving(toy_stages(1), of_stage) as servers,
+        pytest.raises(ConfigError, match=r"keys on one side only"),
+        pipe_of(addresses(servers), of_target),
+    ):
+        pass
+
+
 def test_a_stage_that_does_not_know_the_key_of_the_one_before_is_refused_at_the_start(tmp_path: Path) -> None:
     generate_keys(tmp_path / "keys")
     generate_keys(tmp_path / "lacking")

@@ -140,8 +140,8 @@ class StageConnection:
             return None
         return (
             f"the stage at {self.endpoint} breaks off the handshake: does stage.public of {self._what} belong to "
-            "another stage, is it a server of another kind, or is the link so slow that a handshake takes more than "
-            f"{HANDSHAKE_MS / 1000:g} s?"
+            "another stage, are keys on one side only, is it a server of another kind, or is the link so slow that a "
+            f"handshake takes more than {HANDSHAKE_MS / 1000:g} s?"
         )
 
 
