@@ -186,12 +186,20 @@ def test_a_stage_that_refuses_ends_the_attempt_and_says_why() -> None:
     assert members.reason == "stage last refuses: the stage belongs to target u"
 
 
-def test_a_stage_that_has_other_weights_now_is_not_taken_and_that_is_said() -> None:
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"fingerprint": "other"}, "it has another model, or other weights"),
+        ({"start": 0, "end": 1}, "it has layers 0:1, not 1:2"),
+        ({"num_rows": 1}, "it has 1 rows, and the stages 4: give it a higher --max-num-seqs"),
+    ],
+)
+def test_a_stage_that_is_another_one_now_is_not_taken_and_that_is_said(change: dict[str, object], why: str) -> None:
     members = broken()
     members.hear(FIRST, stage(FIRST, members.epoch), 0.2)
-    members.hear(LAST, stage(LAST, members.epoch, fingerprint="other"), 0.2)
+    members.hear(LAST, msgspec.structs.replace(stage(LAST, members.epoch), **change), 0.2)
     assert not members.judge(0.2)
-    assert members.reason == "stage last is not what it was before"
+    assert members.reason == f"stage last is not what it was before: {why}"
     assert not any(isinstance(message, Attach) for _, message in members.due(0.3))  # nobody has the last layers
 
 

@@ -81,7 +81,13 @@ class Member:
 
     def fits(self, wanted: Attached, pipe: Pipe) -> bool:
         """Whether it can be the stage that `wanted` was."""
-        what = self.what
-        if what is None or (what.start, what.end) != (wanted.start, wanted.end):
-            return False
-        return pipe.why_no_place(what) is None
+        return self.why_not(wanted, pipe) is None
+
+    def why_not(self, wanted: Attached, pipe: Pipe) -> str | None:
+        """Why it cannot be the stage that `wanted` was; None if it can."""
+        if self.what is None:
+            return "it has not said what it is"
+        why = pipe.why_no_place(self.what)
+        if why is None and (self.what.start, self.what.end) != (wanted.start, wanted.end):
+            return f"it has layers {self.what.start}:{self.what.end}, not {wanted.start}:{wanted.end}"
+        return why

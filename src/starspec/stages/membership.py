@@ -328,9 +328,9 @@ class Membership:
         Effects: where one sends to another one than it should, the next attempt is made without this link.
         """
         members = [self.members[index] for index in chain]
-        pairs = zip(members, self._pipe.stages, strict=True)
-        if changed := [each.name for each, wanted in pairs if not each.fits(wanted, self._pipe)]:
-            return f"stage {', '.join(changed)} is not what it was before"
+        for each, wanted in zip(members, self._pipe.stages, strict=True):
+            if (why := each.why_not(wanted, self._pipe)) is not None:
+                return f"stage {each.name} is not what it was before: {why}"
         stages = [each.what for each in members if each.what is not None]
         place = misled(stages)
         if place is None:
