@@ -203,6 +203,38 @@ def test_a_stage_that_is_another_one_now_is_not_taken_and_that_is_said(change: d
     assert not any(isinstance(message, Attach) for _, message in members.due(0.3))  # nobody has the last layers
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"start": 0, "end": 1}, "stage last is not what it was before: it has layers 0:1, not 1:2"),
+        ({"fingerprint": "other"}, "stage last fits no place: it has another model, or other weights"),
+        ({"start": 0, "end": 2}, "stage last fits no place: it has layers 0:2, and no stage has these"),
+    ],
+)
+def test_a_stage_that_is_another_one_when_it_is_found_again_is_told_of_until_it_is_right(
+    change: dict[str, object], why: str
+) -> None:
+    """Both stages have died, and this one is back before the other one."""
+    members = up()
+    for index in (FIRST, LAST):
+        members.hear(index, Broken(), 0.1)
+    members.judge(0.1)
+    members.hear(LAST, Identity(ID_OF[LAST]), 1.0)
+    assert [index for index, message in members.due(2.0) if isinstance(message, Attach)] == [LAST]
+    members.hear(LAST, msgspec.structs.replace(stage(LAST, members.epoch), **change), 2.1)
+    members.judge(2.1)
+    assert (members.reason, members.left_out()) == (why, [why])
+    members.hear(FIRST, Identity(ID_OF[FIRST]), 2.2)
+    assert not any(isinstance(message, Attach) for index, message in members.due(2.2) if index == LAST)
+    members.hear(LAST, Broken(), 3.0)
+    members.hear(LAST, Identity(ID_OF[LAST]), 4.0)
+    members.due(5.0)
+    members.hear(LAST, stage(LAST, members.epoch), 5.1)
+    members.judge(5.1)
+    attached_anew(members, 5.2)
+    assert members.judge(5.2)
+
+
 def attached_anew(members: Membership, now: float) -> dict[int, Attach]:
     """What is sent when the pipe is down, and all that are asked answer."""
     sent = {index: message for index, message in members.due(now) if isinstance(message, Attach)}

@@ -244,7 +244,10 @@ class Membership:
                 return  # the answer to an earlier one
             attempt.answers.add(index)
         member.begin(message, self._times.seen_within_s, now)
-        self._probes.judge(index, message)
+        is_back = index in self.chain and not (self.is_up or self._is_asked(index))
+        self._probes.judge(index, message, self._pipe.stages[self.chain.index(index)] if is_back else None)
+        if is_back and member.why_unfit is not None:
+            self.reason = member.why_unfit
 
     def _broke_off(self, index: int, gap: Gap, now: float) -> None:
         """A member takes no part any more. If it did in the pipe, others may have sent it nonsense, or be gone.

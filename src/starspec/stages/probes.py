@@ -63,13 +63,19 @@ class Probes:
             return Identify()
         return self._pipe.attaching(PipeEpoch(max(epoch, member.known_epoch + 1)), "")
 
-    def judge(self, index: int, what: Attached) -> None:
-        """A member is attached. Whether it fits its position in an attempt is another question."""
+    def judge(self, index: int, what: Attached, wanted: Attached | None) -> None:
+        """A member is attached. Whether it fits its position in an attempt is another question.
+
+        Args:
+            wanted: the stage that it was before it was lost; None = it has no position, or is being attached there.
+        """
         member, why = self._members[index], self._pipe.why_no_place(what)
-        if why is None:
-            member.why_unfit = None
-        else:
+        if why is not None:
             self.leave_out(index, f"stage {member.name} fits no place: {why}")
+        elif wanted is not None and (why := member.why_not(wanted, self._pipe)) is not None:
+            self.leave_out(index, f"stage {member.name} is not what it was before: {why}")
+        else:
+            member.why_unfit = None
 
     def leave_out(self, index: int, why: str) -> None:
         """A member answers, and can take no position. It is told once, until it changes."""
