@@ -8,6 +8,8 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     GenerationConfig,
     LlamaConfig,
     StableLmConfig,
@@ -140,11 +142,19 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path, cache
         ),
         (
             {"more": lambda writer: writer.add_float32("llama.rope.freq_base_swa", 1e6)},
-            "its rotary setting llama.rope.freq_base_swa = 1000000.0 is not supported",
+            "its rotary setting freq_base_swa = 1000000.0 is not supported",
         ),
         (
             {"more": lambda writer: writer.add_tensor("rope_factors_long.weight", np.ones(8, "f4"))},
             "its rotary tensor rope_factors_long.weight is not supported",
+        ),
+        (
+            {"more": lambda writer: writer.add_sliding_window(8)},
+            "its sliding_window is 8, and a llama of transformers has none; give the original",
+        ),
+        (
+            {"more": lambda writer: writer.add_attn_logit_softcapping(30.0)},
+            "its attn_logit_softcapping is 30.0, and a llama of transformers has none; give the original",
         ),
         ({"more": lambda writer: writer.add_bos_token_id(len(TOKENS))}, "its bos_token has id 96, but its last token"),
         ({"more": lambda writer: writer.add_eot_token_id(500)}, "token 500 ends a turn, but the last token is 95"),
@@ -228,12 +238,26 @@ def test_llama_3_takes_whole_tokens_first_and_begins_with_bos(tmp_path, cache):
 def test_the_rotary_settings_that_transformers_ignores_are_applied_or_refused():
     vocabulary = GgufVocabulary("gpt2", None, TOKENS, [], [], {}, None, None, None, None)
     model = SimpleNamespace(config=Starcoder2Config(), generation_config=GenerationConfig())
-    apply(GgufFacts(vocabulary, (), {"freq_base": 999999.0}, None), model)
+    apply(GgufFacts(vocabulary, (), {"freq_base": 999999.0}, {}, None), model)
     assert model.config.rope_parameters["rope_theta"] == 999999.0
     model.config = StableLmConfig(hidden_size=64, num_attention_heads=4, partial_rotary_factor=0.25)
-    apply(GgufFacts(vocabulary, (), {"dimension_count": 4}, None), model)
+    apply(GgufFacts(vocabulary, (), {"dimension_count": 4}, {}, None), model)
     with pytest.raises(ValueError, match=r"it rotates 8 dimensions of a head, where a stablelm .* rotates 4"):
-        apply(GgufFacts(vocabulary, (), {"dimension_count": 8}, None), model)
+        apply(GgufFacts(vocabulary, (), {"dimension_count": 8}, {}, None), model)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "num_layers", "hidden_size", "scalar"),
+    [(Gemma2Config, 42, 3584, 256), (Gemma2Config, 46, 4608, 144), (Gemma3TextConfig, 62, 5376, 168)],
+)
+def test_scores_of_gemma_27b_have_a_scale_that_no_file_states(config_class, num_layers, hidden_size, scalar):
+    vocabulary = GgufVocabulary("gpt2", None, TOKENS, [], [], {}, None, None, None, None)
+    head_dim = 256 if scalar == 256 else 128
+    config = config_class(
+        num_hidden_layers=num_layers, hidden_size=hidden_size, num_attention_heads=32, head_dim=head_dim
+    )
+    apply(GgufFacts(vocabulary, (), {}, {}, None), SimpleNamespace(config=config))
+    assert config.query_pre_attn_scalar == scalar
 
 
 @pytest.mark.parametrize("adds_space", [None, True, False])

@@ -74,23 +74,41 @@ def window_and_head(writer):
     writer.add_layer_norm_rms_eps(1e-6)
 
 
+def of_gemma2(writer):
+    window_and_head(writer)
+    writer.add_attn_logit_softcapping(2.0)
+    writer.add_final_logit_softcapping(3.0)
+
+
+def of_gemma3(writer):
+    window_and_head(writer)
+    writer.add_rope_freq_base_swa(20000.0)
+
+
 BY_LAYER_TYPE = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
     "full_attention": {"rope_type": "default", "rope_theta": 50000.0},
 }
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
 OF_FAMILIES = {
-    "gemma2": (Gemma2Config, {"head_dim": 16, "sliding_window": 8}, window_and_head),
+    "gemma2": (
+        Gemma2Config,
+        {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+        of_gemma2,
+    ),
     "gemma3": (
         Gemma3TextConfig,
-        {"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 6, "rope_parameters": BY_LAYER_TYPE},
-        window_and_head,
+        {**GEMMA, "num_hidden_layers": 6, "rope_parameters": BY_LAYER_TYPE},
+        of_gemma3,
     ),
     "qwen2": (Qwen2Config, {}, lambda writer: writer.add_layer_norm_rms_eps(1e-6)),
     "phi3": (
         Phi3Config,
-        {"pad_token_id": 0},
+        {"pad_token_id": 0, "sliding_window": 8},
         lambda writer: (
             writer.add_layer_norm_rms_eps(1e-5),
+            writer.add_sliding_window(8),
+            writer.add_rope_scaling_orig_ctx_len(128),
             writer.add_rope_dimension_count(HIDDEN // HEADS),
             writer.add_pad_token_id(0),
         ),

@@ -1,7 +1,7 @@
 """Converting .gguf files: once, through transformers, to a Hugging Face folder in the local cache.
 
-transformers ignores much in a .gguf file: that it is one of several parts, its rotary scaling, the tokens that end a
-turn, and parts of its tokenizer. They are read here (`GgufFacts`).
+transformers ignores much in a .gguf file: that it is one of several parts, its rotary scaling, windows and softcaps of
+some families, the tokens that end a turn, and parts of its tokenizer. They are read here (`GgufFacts`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from starspec.models.loading.gguf_tokenizer import (
 )
 from starspec.models.loading.transformers_calls import as_model_error
 
-CONVERSION: Final = 3  # its version: a change that makes other folders of the same files raises it
+CONVERSION: Final = 4  # its version: a change that makes other folders of the same files raises it
 TURN_ENDS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-ROPE_READ: Final = ("dimension_count", "freq_base")  # `apply` compares them with the converted config
+ROPE_READ: Final = ("dimension_count", "freq_base", "freq_base_swa")  # `apply` puts them into the converted config
+ORIGINAL_LENGTH: Final = "scaling.original_context_length"  # has no effect alone; what scales is refused itself
 ROPE_WITHOUT_EFFECT: Final[dict[str, tuple[object, ...]]] = {  # llama.cpp reads a factor of 0 as absent
     "scaling.type": ("none",),
     "scaling.factor": (0, 1),
@@ -37,6 +38,12 @@ ROPE_WITHOUT_EFFECT: Final[dict[str, tuple[object, ...]]] = {  # llama.cpp reads
     "scaling.finetuned": (False,),
     "scale_linear": (0, 1),
 }
+ATTENTION_READ: Final = {  # key -> its name in a config of transformers; 0 stands for none
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+GEMMA_27B: Final = {"gemma2": 46, "gemma3_text": 62}  # layers of those whose scores have another scale than the others'
 LLAMA3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -112,6 +119,7 @@ class GgufFacts:
     vocabulary: GgufVocabulary
     turn_ends: tuple[int, ...]
     rope: dict[str, Any]  # those of ROPE_READ that the file has
+    attention: dict[str, Any]  # those of ATTENTION_READ that the file has, by their names in a config
     freq_factors: NDArray[np.float32] | None  # [D / 2]: Llama 3.1 and later divide the rotary frequencies by these
 
 
@@ -132,13 +140,16 @@ def read_facts(gguf: Path) -> GgufFacts:
     if (num_parts := value("split.count") or 1) > 1:
         raise ValueError(f"it is one of {num_parts} parts: merge them first (llama-gguf-split --merge)")
     vocabulary = read_vocabulary(value)
-    rope = _rope(f"{value('general.architecture')}.rope.", reader, value)
+    architecture = value("general.architecture")
+    rope = _rope(f"{architecture}.rope.", reader, value)
+    found = {name: value(f"{architecture}.{key}") for key, name in ATTENTION_READ.items()}
+    attention = {name: each for name, each in found.items() if each is not None}
     factors = next((np.array(each.data) for each in reader.tensors if each.name == "rope_freqs.weight"), None)
     turn_ends = sorted({each for name in TURN_ENDS if (each := value(name)) is not None})
     if turn_ends and turn_ends[-1] >= len(vocabulary.tokens):
         raise ValueError(f"token {turn_ends[-1]} ends a turn, but the last token is {len(vocabulary.tokens) - 1}")
     has_factors = factors is not None and (factors != 1.0).any()
-    return GgufFacts(vocabulary, tuple(turn_ends), rope, factors if has_factors else None)
+    return GgufFacts(vocabulary, tuple(turn_ends), rope, attention, factors if has_factors else None)
 
 
 def _rope(prefix: str, reader: Any, value: Callable[[str], Any]) -> dict[str, Any]:
@@ -150,7 +161,7 @@ def _rope(prefix: str, reader: Any, value: Callable[[str], Any]) -> dict[str, An
         name, found = key.removeprefix(prefix), value(key)
         if name in ROPE_READ:
             read[name] = found
-        elif found not in ROPE_WITHOUT_EFFECT.get(name, ()):
+        elif name != ORIGINAL_LENGTH and found not in ROPE_WITHOUT_EFFECT.get(name, ()):
             raise ValueError(f"its rotary setting {key} = {found!r} is not supported; give the original checkpoint")
     for tensor in reader.tensors:
         if "rope" in tensor.name and tensor.name != "rope_freqs.weight":
@@ -162,12 +173,13 @@ def apply(facts: GgufFacts, model: Any) -> None:
     """Add the facts to a transformers model before it is saved.
 
     Raises: ValueError if the frequencies are not scaled by Llama 3's rule, or if the model rotates another part of a
-        head than the file says.
+        head than the file says, or has no such window or softcap.
     """
     if facts.turn_ends:
         model.generation_config.eos_token_id = list(facts.turn_ends)
     if facts.rope:
         _apply_rope(facts.rope, model.config)
+    _apply_attention(facts.attention, model.config)
     if facts.freq_factors is not None:
         rope = dict(model.config.rope_parameters)
         factor = round(float(facts.freq_factors.max()), 3)
@@ -179,7 +191,8 @@ def apply(facts: GgufFacts, model: Any) -> None:
 def _apply_rope(rope: dict[str, Any], config: Any) -> None:
     """transformers reads the settings of some architectures only, and leaves the rest at the config's defaults."""
     of_model = getattr(config, "rope_parameters", None) or {}
-    settings = of_model.get("full_attention", of_model)  # files have no settings for layers with a window
+    by_kind = "full_attention" in of_model  # layers with a window have settings of their own
+    settings = of_model["full_attention"] if by_kind else of_model
     if "rope_theta" not in settings:
         raise ValueError(f"its rotary settings do not fit a {config.model_type}; give the original checkpoint")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -189,9 +202,37 @@ def _apply_rope(rope: dict[str, Any], config: Any) -> None:
             f"it rotates {given} dimensions of a head, where a {config.model_type} of transformers rotates {rotated}; "
             "give the original checkpoint"
         )
-    if "freq_base" in rope:
-        settings = settings | {"rope_theta": float(rope["freq_base"])}
-        config.rope_parameters = of_model | {"full_attention": settings} if "full_attention" in of_model else settings
+    if by_kind:
+        bases = {"full_attention": rope.get("freq_base"), "sliding_attention": rope.get("freq_base_swa")}
+        config.rope_parameters = {kind: _rebased(each, bases.get(kind)) for kind, each in of_model.items()}
+    elif (base := rope.get("freq_base_swa")) is not None:
+        raise ValueError(f"its rotary setting freq_base_swa = {base!r} is not supported; give the original checkpoint")
+    else:
+        config.rope_parameters = _rebased(of_model, rope.get("freq_base"))
+
+
+def _rebased(settings: dict[str, Any], base: float | None) -> dict[str, Any]:
+    return settings if base is None else settings | {"rope_theta": float(base)}
+
+
+def _apply_attention(attention: dict[str, Any], config: Any) -> None:
+    """transformers reads the window of some architectures only, and no softcap: those would be absent, or a default.
+
+    Files do not state the scale of Gemma's scores. llama.cpp, too, goes by the number of layers.
+    """
+    if (num_layers := GEMMA_27B.get(config.model_type)) is not None:
+        is_27b = config.num_hidden_layers == num_layers
+        config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if is_27b else config.head_dim
+    kinds = getattr(config, "layer_types", None)
+    for name, given in attention.items():
+        is_window = name == "sliding_window"
+        has_no_effect = is_window and given >= config.max_position_embeddings
+        if has_no_effect or getattr(config, name, None) == (given or None):
+            continue
+        if not hasattr(config, name) or (is_window and kinds and "sliding_attention" not in kinds):
+            family = f"a {config.model_type} of transformers"
+            raise ValueError(f"its {name} is {given}, and {family} has none; give the original checkpoint")
+        setattr(config, name, given or None)
 
 
 def llama3_factors(theta: float, num: int, factor: float) -> NDArray[np.float64]:
