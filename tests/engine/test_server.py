@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import zmq
 from torch import Tensor
 from toy import VOCAB_SIZE, HashRunner, WordTokenizer, next_of
 
+from starspec.audit import AuditLog
 from starspec.cache.memory import memory_of
 from starspec.config import TargetConfig
 from starspec.engine.compiling import MAX_COMPILING
@@ -132,12 +135,13 @@ def serving(
     clock: Callable[[], float] = time.monotonic,
     grammars: SlowGrammars | None = None,
     tokenizer: WordTokenizer = WORDS,
+    audit: AuditLog | None = None,
     **config: float,
 ) -> Iterator[tuple[TargetServer, FragileRunner]]:
     settings = TargetConfig(port=0, prefill_chunk=5, **config)  # type: ignore[arg-type]
     runner = FragileRunner(num_rows=2, max_len=2000)
     engine = TargetEngine(LocalVerifier(runner), tokenizer, NoDrafts(), settings, TargetStats(), grammars=grammars)
-    server = TargetServer(settings, engine, ServingServer("127.0.0.1", 0), clock=clock)
+    server = TargetServer(settings, engine, ServingServer("127.0.0.1", 0), audit, clock)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -186,6 +190,20 @@ def test_what_cannot_run_is_rejected_by_name_and_nothing_else_suffers() -> None:
             ("good", "request_id", 400),
         ]
         assert [t for part in gateway.answer("good") for t in part.token_ids][-5:] == plain([1, 2], 30)[-5:]
+
+
+def test_the_audit_log_tells_of_requests_and_never_of_their_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    with serving(audit=AuditLog(str(file), "t0")) as (server, _):
+        gateway = Gateway(server)
+        gateway.send(submit("good", [43, 44, 45], 2), submit("bad", [], 3))
+        gateway.answer("good")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    told = [{key: value for key, value in line.items() if key != "time"} for line in lines]
+    assert told == [
+        {"process": "t0", "event": "request", "request_id": "good", "num_tokens": 3},
+        {"process": "t0", "event": "request_refused", "request_id": "bad", "status": 400},
+    ]
 
 
 def test_a_relaxed_request_is_rejected_unless_the_target_allows_it() -> None:

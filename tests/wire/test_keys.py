@@ -268,8 +268,9 @@ def test_a_missing_public_key_of_the_server_is_a_sentence_at_the_start(folder: P
         HubStatusClient("tcp://127.0.0.1:9", load_keys(folder, "gateway"))
 
 
-async def test_the_serving_link_and_the_question_to_the_hub_take_the_right_keys_only(folder: Path) -> None:
-    server = ServingServer("127.0.0.1", 0, load_keys(folder, "target"))
+async def test_the_serving_link_takes_the_right_keys_only_and_tells_the_audit_log(folder: Path, tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    server = ServingServer("127.0.0.1", 0, load_keys(folder, "target"), audit=AuditLog(str(audit), "t0"))
     endpoint = f"tcp://127.0.0.1:{server.port}"
     clients = {
         "right": ServingClient(endpoint, load_keys(folder, "gateway")),
@@ -287,6 +288,10 @@ async def test_the_serving_link_and_the_question_to_the_hub_take_the_right_keys_
         for client in clients.values():
             client.send(Ask(PROTOCOL_VERSION))
         assert [type(message) for _, message in await asyncio.to_thread(server.receive, 5.0)] == [Ask]
+        lines = [json.loads(line) for line in audit.read_text().splitlines()]
+        assert [line["key"] for line in lines if line["event"] == "gateway_connected"] == ["gateway"]
+        wrong = load_keys(folder.parent / "other", "gateway")
+        assert {line["key"] for line in lines if line["event"] == "key_refused"} == {wrong.public.decode()}
     finally:
         for task in listening:
             task.cancel()
