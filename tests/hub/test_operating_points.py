@@ -11,7 +11,7 @@ import pytest
 from synthetic_star import SyntheticStar
 
 from starspec.bench.star import operating_point as point
-from starspec.bench.star.async_pair import CASES, MAX_LENGTH
+from starspec.bench.star.async_pair import CASES, MAX_LENGTH, PaperCase
 from starspec.bench.star.measure import ADMITTED, FULL, SERVICES, SINGLE
 from starspec.config import HubConfig, RunAhead
 from starspec.models.synthetic.spec import parse_synthetic
@@ -100,3 +100,15 @@ def test_drafting_that_does_not_wait_beats_waiting_by_as_much_as_amusd_says() ->
         gains["outcomes"].append(best(case.alpha, "outcomes", (1, 2, 3, 4)) / synchronous)
     assert mean(gains["chain"]) >= 1.235, "1.239 of many tokens; with real processes, whose waits cost more, 1.26"
     assert mean(gains["outcomes"]) >= 1.49
+
+
+@pytest.mark.parametrize(("num_targets", "least"), [(1, 1.1), (2, 0.98)])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_running_ahead_by_trial_is_nowhere_slower_than_never(case: PaperCase, num_targets: int, least: float) -> None:
+    """Two targets leave the hub little idle time, so trials cost about as much as they bring."""
+    stars = [
+        SyntheticStar.amusd(num_targets, mode, row_cost=0.1, alpha=case.alpha, depth=case.length)
+        for mode in ("off", "auto")
+    ]
+    off, auto = (star.decode(500) for star in stars)
+    assert auto >= least * off
