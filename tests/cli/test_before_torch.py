@@ -450,12 +450,24 @@ def test_characters_that_an_output_lacks_are_escaped() -> None:
     assert (done.returncode, done.stdout) == (0, b"\\u65e5\n")
 
 
+def install_completion(home: Path) -> subprocess.CompletedProcess[str]:
+    """Install completion for the shell that it is a child of."""
+    command = ["bash", "-c", '"$0" -m starspec --install-completion; exit $?', sys.executable]
+    environment = {**os.environ, "HOME": str(home)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_completion_is_installed_for_a_shell(tmp_path: Path) -> None:
+    done = install_completion(tmp_path)
+    assert done.returncode == 0, done.stderr
+    ask = f"source {tmp_path}/.bashrc; complete -p starspec"
+    asked = subprocess.run(["bash", "--norc", "-c", ask], capture_output=True, text=True, check=False)
+    assert "starspec" in asked.stdout, asked.stderr
+
+
 def test_completion_that_cannot_be_installed_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
-    # for the shell that it is a child of
-    command = ["bash", "-c", '"$0" -m starspec --install-completion; exit $?', sys.executable]
-    environment = {**os.environ, "HOME": str(tmp_path / "home")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = install_completion(tmp_path / "home")
     (sentence,) = done.stderr.splitlines()
     assert sentence.startswith(f"starspec: --install-completion: '{tmp_path}/home")
     assert sentence.endswith("cannot be written: File exists")

@@ -93,11 +93,6 @@ def test_some_options_take_several_values() -> None:
     assert several == {"--also", "--cut", "--dataset", "--endpoint", "--link", "--node", "--partition", "--stop"}
 
 
-def test_completion_can_be_installed(starspec) -> None:
-    outcome = starspec("--help")
-    assert "--install-completion" in outcome.out
-
-
 def test_words_are_completed(monkeypatch, capsys) -> None:
     monkeypatch.setenv("_STARSPEC_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "starspec up --targ")

@@ -20,12 +20,14 @@ PAIR = ("--target", TARGET, "--draft", OTHER)
 STRANGERS = {  # commands with a draft of another vocabulary
     "generate": ("generate", "Hello", *PAIR),
     "verify": ("verify", *PAIR),
+    "calibrate": ("calibrate", *PAIR),
     "draft": ("draft", *PAIR, "--port", "0"),
     "bench pair": ("bench", "pair", *PAIR),
     "bench tree": ("bench", "tree", *PAIR),
     "bench batch": ("bench", "batch", *PAIR),
     "bench grammar": ("bench", "grammar", *PAIR),
     "bench length": ("bench", "length", *PAIR),
+    "bench relaxed": ("bench", "relaxed", *PAIR, "--dataset", "GRADED"),
     "bench async": ("bench", "async", *PAIR),
     "bench star": ("bench", "star", *PAIR),
     "bench faults": ("bench", "faults", *PAIR),
@@ -79,8 +81,10 @@ def nothing_is_loaded(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("words", STRANGERS.values(), ids=STRANGERS)
-def test_a_draft_of_another_vocabulary_is_refused_before_anything_is_loaded(words, starspec) -> None:
-    outcome = starspec(*words)
+def test_a_draft_of_another_vocabulary_is_refused_before_anything_is_loaded(words, starspec, tmp_path: Path) -> None:
+    graded = tmp_path / "graded.jsonl"
+    graded.write_text('{"turns": ["1 + 1?"], "reference": "#### 2"}\n')
+    outcome = starspec(*(str(graded) if word == "GRADED" else word for word in words))
     assert "target and draft do not share a vocabulary" in outcome.err
     assert outcome.code == 2
 
