@@ -12,6 +12,7 @@ from tiny import (
     prefill,
     prompt_ids,
 )
+from transformers import MarianConfig, MarianForCausalLM
 
 from starspec.errors import CacheRangeError, ForwardAborted, ModelError
 from starspec.models.fused import FusedRunner
@@ -204,6 +205,15 @@ def test_layers_that_do_not_attend_through_the_interface_are_refused_by_name():
     model.model.layers[0].self_attn.layer_idx = 1
     with pytest.raises(ModelError, match="'tiny' is not supported: not all of its layers attend through"):
         TransformersRunner(model, make_config(), make_info())
+
+
+def test_code_that_counts_the_tokens_of_a_forward_itself_is_refused_by_name():
+    config = MarianConfig(
+        vocab_size=VOCAB_SIZE, d_model=16, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=16,
+        is_decoder=True, is_encoder_decoder=False, pad_token_id=0,
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="'tiny' is not supported: its code takes no positions"):
+        TransformersRunner(MarianForCausalLM(config).eval(), make_config(), make_info())
 
 
 def test_a_layer_that_attends_twice_is_refused_by_name():

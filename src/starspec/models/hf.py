@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -119,6 +120,13 @@ def check_windows(config: Any, rules: Sequence[ScoreRule], max_model_len: int, f
             )
 
 
+def takes_positions(model: nn.Module) -> bool:
+    """Whether the module that has the layers is told each token's position. Others count the tokens of a forward."""
+    bodies = (each for each in model.modules() if any(isinstance(child, nn.ModuleList) for child in each.children()))
+    body = next(bodies, None)
+    return body is None or "position_ids" in signature(body.forward).parameters
+
+
 def ragged_attention(
     module: nn.Module,
     query: Tensor,  # [1, Hq, R, Dk]
@@ -197,6 +205,8 @@ class TransformersRunner(PackedRunner):
         self._model = model.eval()
         self._layers = layers or LayerRange.whole(model.config.get_text_config(decoder=True).num_hidden_layers)
         try:
+            if not takes_positions(model):
+                raise ModelError("its code takes no positions, so its sequences cannot share a forward")
             survey = LayerSurvey.of(self._call, self._one_row())
             check_windows(model.config, survey.rules, info.max_model_len, self._layers.start)
         except ModelError as error:
