@@ -43,6 +43,11 @@ DRAFT_METHODS: Final[Mapping[DraftMethod, MethodTraits]] = {
 }
 
 
+def method_named(name: str) -> DraftMethod | None:
+    """The method of this name, as a hub says it; None if it says none, or one of another release."""
+    return next((each for each in DRAFT_METHODS if each == name), None)
+
+
 def drafts_itself(method: str) -> bool:
     """Whether a target drafts by this method without a hub."""
     return method == "ngram"

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import get_args
 
 import pytest
 from toy import WordTokenizer
 from toy_hub import CHAINS_OF_FOUR, SlowRunner, Star, ToyHub, VirtualClock
 
-from starspec.config import ModelConfig, ProcessConfig, SpeculativeConfig, TargetConfig, TargetProcess
+from starspec.config import ModelConfig, Policy, ProcessConfig, SpeculativeConfig, TargetConfig, TargetProcess
 from starspec.engine.drafts import NgramDrafts
 from starspec.engine.engine import TargetEngine
+from starspec.engine.predicted_drafts import with_predictions
 from starspec.engine.remote_drafts import RemoteDrafts
-from starspec.errors import ConfigError, RequestError
-from starspec.ids import RequestId
+from starspec.errors import ConfigError, RequestError, outcome
+from starspec.ids import LinkId, RequestId
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.acceptance import NUM_STATED
 from starspec.stats import TargetStats
 from starspec.windows.local import LocalVerifier
 from starspec.wire.codec import encode
-from starspec.wire.messages import Open, RequestSpec, Submit, TargetToHub, Verdict
+from starspec.wire.messages import PROTOCOL_VERSION, Open, RequestSpec, Submit, TargetToHub, Verdict, Welcome
 
 GREEDY = SamplingSpec(temperature=0.0)
 RELAXED = RequestSpec([1, 2, 3], GREEDY, max_tokens=9, relaxed_tau=0.2)
@@ -52,6 +55,30 @@ def test_a_length_policy_that_does_not_fit_the_drafts_is_refused_by_name() -> No
         engine.submit(RequestId("a"), RequestSpec([1], GREEDY, length_policy="dsde"))
     assert (refusal.value.param, refusal.value.status) == ("speculative.length.policy", 400)
     engine.submit(RequestId("a"), RequestSpec([1], GREEDY, length_policy="fixed"))
+
+
+@pytest.mark.parametrize("hub_method", ["ngram", "draft_model", "eagle3", "of another release", "", None])
+def test_what_a_hub_of_ngrams_cannot_do_is_refused_while_it_is_known(hub_method: str | None) -> None:
+    star = Star()
+    if hub_method is not None:
+        star.hub.welcome = Welcome(PROTOCOL_VERSION, LinkId("l"), 1, "toy", 64, 10.0, draft_method=hub_method)
+    drafts = with_predictions(star.drafts, SpeculativeConfig(), 8, TargetStats())
+    config = TargetConfig(allow_relaxed=True)
+    engine = TargetEngine(star.engine.verifier, WordTokenizer(), drafts, config, TargetStats())
+    asked = [RequestSpec([1], GREEDY, length_policy=each) for each in get_args(Policy)]
+    asked += [RELAXED, RequestSpec([1], GREEDY, relaxed_tau=0.5, length_policy="fixed"), RequestSpec([1], GREEDY)]
+    errors = [outcome(partial(engine.check, spec)) for spec in asked]
+    pairs = zip(asked, errors, strict=True)
+    refused = [(error.param, spec.length_policy) for spec, error in pairs if isinstance(error, RequestError)]
+    policies = ["confidence", "adaedl", "dsde"] if hub_method == "ngram" else []
+    relaxed = [None, "fixed"] if hub_method == "ngram" else []
+    names = ("speculative.length.policy", "speculative.relaxed")
+    assert refused == [*((names[0], each) for each in policies), *((names[1], each) for each in relaxed)]
+    for error in filter(None, errors):
+        assert "this target's hub drafts by method 'ngram'" in str(error)
+    star.hub.welcome = None  # it is gone, and nobody knows how the next one drafts
+    for spec in asked:
+        engine.check(spec)
 
 
 def test_only_for_relaxed_requests_the_hub_is_asked_to_state_tokens() -> None:

@@ -41,6 +41,7 @@ from starspec.config.speculative import (
     Policy,
     RemoteConfig,
     SpeculativeConfig,
+    is_suited,
 )
 from starspec.config.stages import PipeConfig, StageConfig
 from starspec.config.target import (
@@ -104,6 +105,7 @@ __all__ = [
     "TargetConfig",
     "TargetProcess",
     "build",
+    "is_suited",
     "nearest",
     "read_thresholds",
     "without_vllm_defaults",

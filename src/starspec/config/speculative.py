@@ -234,7 +234,7 @@ class SpeculativeConfig:
 
     def _check_policy(self) -> None:
         policy = self.length.policy
-        if policy not in ("goodput", "fixed") and not self.traits.knows_probabilities:
+        if not is_suited(policy, self.method):
             raise ConfigError(
                 f"length.policy '{policy}' needs a draft that knows probabilities, and method '{self.method}' knows"
                 " none: take 'goodput' or 'fixed'"
@@ -263,6 +263,11 @@ class SpeculativeConfig:
                 " leave one out"
             )
         return config
+
+
+def is_suited(policy: Policy, method: DraftMethod) -> bool:
+    """Whether drafts of this method bring what the policy needs: all but two need the draft's probabilities."""
+    return policy in ("goodput", "fixed") or DRAFT_METHODS[method].knows_probabilities
 
 
 def _check_batch_sizes(table: tuple[tuple[int, int, int], ...]) -> None:

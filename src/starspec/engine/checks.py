@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from starspec.config import SpeculativeConfig, TargetConfig
-from starspec.draft_methods import DRAFT_METHODS, drafts_itself
+from starspec.draft_methods import drafts_itself, method_named
 from starspec.errors import ConfigError
 from starspec.wire.callers import keys_to_listen
 from starspec.wire.keys import Keys, load_keys, require_keys
@@ -64,8 +64,8 @@ def why_unsuited(config: TargetConfig, speculative: SpeculativeConfig, welcome: 
     asked, most = speculative.num_nodes_asked, welcome.max_draft_tokens
     if asked > most:
         problems.append(f"a proposal of the hub has at most {most} draft tokens, and {asked} are asked for")
-    method = next((each for each in DRAFT_METHODS if each == welcome.draft_method), None)
-    if method is not None:  # else it is of another release
+    method = method_named(welcome.draft_method)
+    if method is not None:
         try:
             config.check_drafts(replace(speculative, method=method, model=None))
         except ConfigError as error:

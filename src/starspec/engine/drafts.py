@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from starspec.config import SpeculativeConfig
-from starspec.draft_methods import drafts_itself
+from starspec.draft_methods import DraftMethod, drafts_itself
 from starspec.engine.draft_lengths import DraftLengths
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestKey
@@ -121,6 +121,11 @@ class Drafts(Protocol):
         """Seconds in this state."""
         ...
 
+    @property
+    def hub_method(self) -> DraftMethod | None:
+        """How the hub drafts; None: no hub is needed or connected, or it does not say."""
+        ...
+
 
 class DraftsForSome(Drafts, Protocol):
     """A source that may draft for some sequences of a batch, while another one drafts for the rest."""
@@ -144,6 +149,7 @@ class NoDrafts:
     is_connected = False
     hub_state: HubState | None = None
     hub_state_s = 0.0
+    hub_method: DraftMethod | None = None
     feature_layers: tuple[int, ...] = ()
 
     @property

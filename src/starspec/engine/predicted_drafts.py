@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from torch import Tensor
 
 from starspec.config import LengthConfig, SpeculativeConfig
+from starspec.draft_methods import DraftMethod
 from starspec.engine.drafts import DraftsForSome, NgramDrafts, RoundTimes
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestKey
@@ -99,6 +100,10 @@ class PredictedDrafts:
     @property
     def hub_state_s(self) -> float:
         return self._others.hub_state_s
+
+    @property
+    def hub_method(self) -> DraftMethod | None:
+        return self._others.hub_method
 
     @property
     def feature_layers(self) -> tuple[int, ...]:

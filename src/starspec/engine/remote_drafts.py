@@ -25,6 +25,7 @@ from torch import Tensor
 
 from starspec.client.charging import Charging
 from starspec.config import SampleMethod
+from starspec.draft_methods import DraftMethod, method_named
 from starspec.engine.drafts import NgramDrafts, RoundTimes, StepsOfWindows, is_launched
 from starspec.engine.hub_tags import HubTags
 from starspec.engine.sequence import RoundOutput, TargetSequence
@@ -95,6 +96,11 @@ class RemoteDrafts:
     @property
     def hub_state_s(self) -> float:
         return self._hub.state_s
+
+    @property
+    def hub_method(self) -> DraftMethod | None:
+        welcome = self._transport.welcome
+        return None if welcome is None else method_named(welcome.draft_method)
 
     @property
     def rule(self) -> AcceptanceRule:

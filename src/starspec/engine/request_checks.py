@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from starspec.config import Policy, TargetConfig
+from starspec.config import Policy, TargetConfig, is_suited
+from starspec.draft_methods import DRAFT_METHODS, DraftMethod
 from starspec.errors import ContextTooLong, RequestError
 from starspec.models.runner import ModelInfo
 from starspec.windows.batching import PARTS
@@ -58,6 +59,26 @@ def check_request(spec: RequestSpec, info: ModelInfo, config: TargetConfig, poli
         raise RequestError("a model in stages gives no log-probabilities of prompts: leave it out", "prompt_logprobs")
     if not all(0 <= token_id < info.vocab_size for token_id in spec.sampling.logit_bias):
         raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
+
+
+def check_of_hub(spec: RequestSpec, policies: Collection[Policy], method: DraftMethod | None) -> None:
+    """Check that the hub's drafts bring what the request asks of them, as `starspec up` checks what it is told.
+
+    Args:
+        policies: that fit otherwise.
+        method: how the hub drafts; None = not known, and then everything fits.
+    Raises: RequestError, naming the parameter.
+    """
+    if method is None or DRAFT_METHODS[method].knows_probabilities:
+        return
+    why = f"needs a draft that knows probabilities, and this target's hub drafts by method '{method}'"
+    if spec.length_policy is not None and not is_suited(spec.length_policy, method):
+        suited = ", ".join(each for each in policies if is_suited(each, method))
+        raise RequestError(
+            f"length policy '{spec.length_policy}' {why}: choose one of {suited}", "speculative.length.policy"
+        )
+    if spec.relaxed_tau > 0.0:
+        raise RequestError(f"relaxed verification {why}: leave speculative.relaxed out", "speculative.relaxed")
 
 
 def _check_draft(draft: DraftToVerify, info: ModelInfo, config: TargetConfig) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from starspec.draft_methods import DraftMethod
 from starspec.engine.drafts import Drafts, RoundTimes
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.ids import RequestId
@@ -89,6 +90,10 @@ class DraftsAround:
     @property
     def hub_state_s(self) -> float:
         return self._drafts.hub_state_s
+
+    @property
+    def hub_method(self) -> DraftMethod | None:
+        return self._drafts.hub_method
 
 
 class DecisionRecorder:
