@@ -11,6 +11,8 @@ import os
 import shutil
 import stat
 import time
+import tracemalloc
+from collections import Counter
 from pathlib import Path
 from typing import IO
 
@@ -25,7 +27,7 @@ from starspec.config import GatewayConfig, HubConfig, TargetConfig
 from starspec.errors import ConfigError, PeerLost, PeerProtocolError
 from starspec.gateway.hub_status import HubStatusClient
 from starspec.ids import Epoch, PeerId, Tag, TargetId
-from starspec.log_limit import INTERVAL_S
+from starspec.log_limit import INTERVAL_S, LINES
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats
 from starspec.wire.callers import RELOAD_S, Caller, Callers, Doorkeeper
@@ -120,6 +122,19 @@ def test_a_pipe_in_the_place_of_a_key_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "alice.public")  # reading it would wait for a writer
     with pytest.raises(ConfigError, match="it is not a file"):
         read_key(tmp_path / "alice.public")
+
+
+def test_of_a_long_file_in_the_place_of_a_key_little_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "alice.public"
+    path.touch()
+    os.truncate(path, 2**26)  # sparse
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match="does not contain a key"):
+            read_key(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
@@ -499,11 +514,27 @@ def test_a_key_in_two_files_has_one_name_and_the_log_says_which(folder: Path) ->
     assert [each["left_out"] for each in logs if "left_out" in each] == ["target-a", "gateway-b"]
 
 
+def test_while_some_file_cannot_be_read_the_log_grows_slowly(folder: Path) -> None:
+    clock = Clock()
+    callers = Callers(load_keys(folder, "hub"), clock)
+    (folder / "target-loop.public").symlink_to("target-loop.public")
+    for number in range(20):
+        (folder / f"target-short-{number}.public").write_text("short")
+        shutil.copy(folder / "target.public", folder / f"target-twin-{number}.public")
+    with capture_logs() as logs:
+        for _ in range(20):
+            clock.now += RELOAD_S
+            callers.owner_of(b"")
+    kinds = Counter(each["event"] for each in logs)
+    assert kinds.keys() >= {"a key is left out", "two files hold the same key: one is left out"}
+    assert all(number <= 2 * LINES for number in kinds.values()), kinds
+
+
 def deny(*_: object, **__: object) -> None:
     raise PermissionError(errno.EACCES, "Permission denied")
 
 
-READS = {"list": (os, "listdir"), "look": (Path, "stat"), "read": (Path, "read_bytes")}
+READS = {"list": (os, "listdir"), "look": (Path, "stat"), "read": (Path, "open")}
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
@@ -511,9 +542,9 @@ def test_keys_that_cannot_be_read_stay_as_last_known_until_they_can(folder: Path
     clock = Clock()
     target, later = load_keys(folder, "target"), new_key(folder, "target", "later")
     callers = Callers(load_keys(folder, "hub"), clock)
+    allow(folder, later, "target-later")
     with monkeypatch.context() as denied:
         denied.setattr(*read, deny)
-        allow(folder, later, "target-later")
         with capture_logs() as logs:
             for _ in range(3):
                 clock.now += RELOAD_S
@@ -533,7 +564,7 @@ def test_a_key_is_removed_also_while_another_one_cannot_be_read(folder: Path, mo
     clock = Clock()
     callers = Callers(load_keys(folder, "hub"), clock)
     target, gateway = named(folder, "target"), named(folder, "gateway")
-    monkeypatch.setattr(Path, "read_bytes", deny)
+    monkeypatch.setattr(Path, "open", deny)
     (folder / "target.public").unlink()
     clock.now += RELOAD_S
     assert not callers.is_allowed(target)

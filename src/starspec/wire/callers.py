@@ -72,11 +72,12 @@ class Callers:
         self._lock = threading.Lock()
         self._looked_s = clock()
         self._log_limit = LogLimit(clock, num_lines=1)
+        self._left_out = LogLimit(clock)  # the same is found each second, as long as some file cannot be read
         try:
             self._stamp: _Stamp | None = self._stamp_of_folder()  # None = some file could not be read
             self._by_key = dict[bytes, Caller]()
             for path, caller in self._files():
-                _add(self._by_key, read_key(path), caller)
+                self._add(self._by_key, read_key(path), caller)
         except OSError as error:
             raise ConfigError(f"cannot read the folder of keys {self._folder}: {error.strerror}") from error
 
@@ -133,18 +134,25 @@ class Callers:
         by_key, are_all_read = dict[bytes, Caller](), True
         for path, caller in self._files():
             try:
-                _add(by_key, read_key(path), caller)
+                self._add(by_key, read_key(path), caller)
             except ConfigError as error:
                 if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
                     by_key |= {key: known for key, known in self._by_key.items() if known == caller}
                     are_all_read = False
                     self._keep(str(error))
                 else:
-                    log.warning("a key is left out", why=str(error))
+                    self._left_out.log(log.warning, "a key is left out", why=str(error))
         if by_key != self._by_key:
             log.info("keys read again", folder=str(self._folder), num_keys=len(by_key))
         self._by_key = by_key
         return are_all_read
+
+    def _add(self, by_key: dict[bytes, Caller], key: bytes, caller: Caller) -> None:
+        """A key has one name: that of the last of its files."""
+        if (twin := by_key.get(key)) is not None:
+            event = "two files hold the same key: one is left out"
+            self._left_out.log(log.warning, event, used=caller.key_name, left_out=twin.key_name)
+        by_key[key] = caller
 
     def _keep(self, why: str) -> None:
         self._log_limit.log(log.warning, "keys cannot be read: those last known stay", why=why)
@@ -252,13 +260,6 @@ class Doorkeeper:
     def _refuse(self, key: str, address: str) -> None:
         self._audit.note("key_refused", key=key, address=address)
         self._log_limit.log(log.warning, "a client's key is refused", key=key, address=address)
-
-
-def _add(by_key: dict[bytes, Caller], key: bytes, caller: Caller) -> None:
-    """A key has one name: that of the last of its files."""
-    if (twin := by_key.get(key)) is not None:
-        log.warning("two files hold the same key: one is left out", used=caller.key_name, left_out=twin.key_name)
-    by_key[key] = caller
 
 
 def _look_of(name: str) -> str:

@@ -23,6 +23,7 @@ from starspec.wire.transports.sockets import ZAP_DOMAIN
 KeyRole = Literal["hub", "target", "gateway", "stage"]
 ROLES: Final[tuple[KeyRole, ...]] = ("hub", "target", "gateway", "stage")
 KEY_LEN: Final = 40  # characters of a z85 key
+MAX_FILE_BYTES: Final = 1024  # of a key's file that are read: white space around the key does no harm
 MISSING_KEY: Final = (
     "`starspec keygen FOLDER` makes the keys of all roles; copy this one from there, or give --keys the right folder"
 )
@@ -144,7 +145,8 @@ def read_key(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file():  # reading a pipe could wait for ever
             raise ConfigError(f"cannot read the key {path}: it is not a file")
-        key = path.read_bytes().strip()
+        with path.open("rb") as file:
+            key = file.read(MAX_FILE_BYTES).strip()
     except OSError as error:
         remedy = f"; {MISSING_KEY}" if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(f"cannot read the key {path}: {error.strerror}{remedy}") from error
