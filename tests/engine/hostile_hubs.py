@@ -37,7 +37,7 @@ from starspec.wire.session import Role, TagSession
 from starspec.wire.transports.zmq_target import ZmqTarget
 
 DRAFT_S = 0.004  # from request to proposal
-JUST_IN_TIME_S = 0.15  # a target waits for so long for a proposal
+JUST_IN_TIME_S = 0.12  # a target waits for so long for a proposal, and hardly longer
 DOUBT_S = 0.07  # less than two tokens are worth to the target
 FRAME_S = 20e-6  # what it costs a target to read and decode a frame,
 BYTE_S = 10e-9  # and each of its bytes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hostile_hubs import BUSY, HOSTILE, Clock, Doubts, DoubtsAllButOne, GoodHub, linked_to
+from hostile_hubs import BUSY, HOSTILE, Clock, Doubts, DoubtsAllButOne, GoodHub, OneTokenJustInTime, linked_to
 from structlog.testing import capture_logs
 from toy import HashRunner, WordTokenizer, next_of
 
@@ -98,6 +98,10 @@ def plain() -> dict[int, list[float]]:
 @pytest.mark.parametrize("num_requests", [1, NUM_STREAMS])
 def test_a_good_hub_is_faster_than_plain(num_requests: int, plain: dict[int, list[float]]) -> None:
     assert seconds_of(GoodHub, num_requests)[-1] < 0.6 * plain[num_requests][-1]
+
+
+def test_what_is_called_just_in_time_is_in_time() -> None:
+    assert 0.0 in seconds_of(OneTokenJustInTime, 1)[1:10], "no round had two tokens"
 
 
 @pytest.mark.parametrize("hub", HOSTILE, ids=lambda hub: hub.__name__)

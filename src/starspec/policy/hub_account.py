@@ -17,7 +17,7 @@ from typing import Final
 
 from starspec.policy.estimators import DecayedMean
 
-FIRST_S: Final = 0.8  # of the first credit: a first proposal takes longer, since the hub prefills the prompt
+FIRST_S: Final = 0.65  # of the first credit: a first proposal takes longer, since the hub prefills the prompt
 CREDIT_S: Final = 0.3  # what a hub may cost before the target rests, if it was worth its time before
 CREDIT_ROUNDS: Final = 4.0  # the credit is at least so many plain rounds
 TRIAL_S: Final = 0.1  # the credit after a rest
