@@ -167,6 +167,8 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path, cache
             {"pre": "invented"},
             "its pre-tokenizer 'invented' is not known; .* one of these: .*deepseek-coder.* stablelm2",
         ),
+        ({"pre": "x" * 5000}, "its pre-tokenizer 'x{100,200}[^x]* is not known"),
+        ({"model": "t5"}, "it has no 'scores'"),
         (
             {"more": lambda writer: writer.add_tensor("rope_freqs.weight", np.array([1, 2, 3, 4, 5, 6, 7, 9.0], "f4"))},
             "its rotary scaling is not that of Llama 3",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from starspec.errors import ModelError
+from starspec.quoting import quoted
 
 # the letters with upper and lower case that DeepSeek LLM's expression lists
 CASED: Final = (
@@ -112,7 +113,7 @@ def pre_tokenizer_named(name: str | None, model: str) -> PreTokenizer:
     found = KNOWN.get(name or "default")
     if found is None:
         raise ModelError(
-            f"'{model}' cannot be converted: its pre-tokenizer '{name}' is not known; give the original checkpoint, or "
-            f"a file with one of these: {', '.join(sorted(KNOWN))}"
+            f"'{model}' cannot be converted: its pre-tokenizer {quoted(name)} is not known; give the original "
+            f"checkpoint, or a file with one of these: {', '.join(sorted(KNOWN))}"
         )
     return found

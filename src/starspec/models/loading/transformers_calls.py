@@ -107,7 +107,8 @@ def naming(model: str, name: str) -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """The message of a foreign error, shortened to one line that fits into a sentence."""
-    text = ABOUT_A_REPORT.sub("", str(error)).strip() or type(error).__name__
+    said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    text = ABOUT_A_REPORT.sub("", said).strip() or type(error).__name__
     line = text.splitlines()[0].strip()
     if line.endswith(":"):  # the subject of the message is on the next lines
         line = " ".join(text.split())
