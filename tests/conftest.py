@@ -22,17 +22,22 @@ torch.set_num_threads(1)
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
-gc.disable()
 
-# Hypothesis also draws the constants of the modules that are loaded: all of them, or examples would depend on what else
-# a worker runs.
-for module in walk_packages(starspec.__path__, "starspec."):
-    if not module.name.endswith("__main__"):
-        import_module(module.name)
+def pytest_configure(config: pytest.Config) -> None:
+    """Import all modules, unless this process only hands tests to workers.
 
-# What is imported stays. To look for garbage among its million objects again and again would take a tenth of the time.
-gc.freeze()
-gc.enable()
+    Hypothesis also draws the constants of the modules that are loaded: all of them, or examples would depend on what
+    else a worker runs. What is imported stays, so to look for garbage among its million objects again and again would
+    take a tenth of the time.
+    """
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    gc.disable()
+    for module in walk_packages(starspec.__path__, "starspec."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_finish() -> None:
