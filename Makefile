@@ -27,6 +27,8 @@ CHROMIUM ?= chromium
 CASES ?= 3000
 PARTS ?= exact sampled bits head-exact head-bits batch stages $(if $(TARGET),pair batch-pair)
 SOURCES := src tests examples benchmarks
+SYSTEM_FILES = $(shell grep -rlE --include='test_*.py' 'mark\.system' tests)
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --dist worksteal
 
 .PHONY: demo test test-browser test-fuzz test-vllm check lint types claims certify models format clean
 .DEFAULT_GOAL := test
@@ -35,10 +37,10 @@ demo: models
 	$(BIN)/python examples/demo.py $(if $(RECEIPT),--json $(RECEIPT)) $(if $(KEEP),--keep)
 
 # System tests depend on real time, so they run apart from the others, which compute all the time. Beside each other they
-# mostly wait. Waiting threads do not spin: other processes need the core.
+# mostly wait. Waiting threads do not spin: other processes need the core. Files without system tests are not read.
 test: models
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m system -n 2 --dist worksteal --durations=10
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not system and not vllm and not browser and not fuzz" -n 2 --dist worksteal --durations=20
+	$(PYTEST) -m system -n 3 --durations=10 $(SYSTEM_FILES)
+	$(PYTEST) -m "not system and not vllm and not browser and not fuzz" -n 2 --durations=20
 
 # No other make target includes this one: it needs a browser, and a machine that is not busy.
 test-browser: $(INSTALLED)
