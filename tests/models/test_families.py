@@ -112,11 +112,12 @@ def test_drafts_change_no_token(family, plain, tmp_path, save_with_tokenizer):
         {"model": folder, "num_speculative_tokens": 3, **fixed},
         {"model": folder, "num_speculative_tokens": 3, "eagle_topk": 2, **fixed},
     )
+    options = {"dtype": "float32", "max_model_len": MAX_LEN, "numerics": "fast", "max_num_seqs": 2}
+    expected = [generate(plain, ids, 20) for ids in prompts]
     for config in speculative:
-        options = {"dtype": "float32", "max_model_len": MAX_LEN, "numerics": "fast", "max_num_seqs": 2}
         with LLM(folder, speculative_config=config, **options) as llm:
             found = [result.outputs[0].token_ids for result in llm.generate(prompts, params)]
-        assert [list(each) for each in found] == [generate(plain, ids, 20) for ids in prompts]
+        assert [list(each) for each in found] == expected
 
 
 @pytest.mark.parametrize("method", ["eqspec", "exspec", "rollback"])
