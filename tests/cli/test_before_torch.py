@@ -401,19 +401,19 @@ def pipe_without_reader() -> int:
     return writer
 
 
-@pytest.mark.parametrize("command", OUTPUTS)
+UNFIT: dict[str, tuple[str, Callable[[], int], str]] = {
+    "full": ("", lambda: os.open("/dev/full", os.O_WRONLY), "No space left on device"),
+    "no reader": ("", pipe_without_reader, "Broken pipe"),
+    "closed": (">&-", lambda: os.open("/dev/null", os.O_WRONLY), "it is closed"),
+}
+
+
+# each command with one of them, and one command with all
 @pytest.mark.parametrize(
-    ("redirection", "open_output", "why"),
-    [
-        ("", lambda: os.open("/dev/full", os.O_WRONLY), "No space left on device"),
-        ("", pipe_without_reader, "Broken pipe"),
-        (">&-", lambda: os.open("/dev/null", os.O_WRONLY), "it is closed"),
-    ],
-    ids=["full", "no reader", "closed"],
+    ("command", "kind"), [*zip(OUTPUTS, [*UNFIT] * 2, strict=True), ("generate", "no reader"), ("generate", "closed")]
 )
-def test_an_output_that_takes_nothing_is_one_sentence_before_torch_is_imported(
-    command: str, redirection: str, open_output: Callable[[], int], why: str
-) -> None:
+def test_an_output_that_takes_nothing_is_one_sentence_before_torch_is_imported(command: str, kind: str) -> None:
+    redirection, open_output, why = UNFIT[kind]
     words = ["bash", "-c", f'exec "$@" {redirection}', "bash", sys.executable, "-c", RUN_ONE, *OUTPUTS[command]]
     with os.fdopen(open_output(), "wb") as output:
         done = subprocess.run(words, stdout=output, stderr=subprocess.PIPE, text=True, check=False, timeout=120)

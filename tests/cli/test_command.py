@@ -32,9 +32,11 @@ def twice(option: TyperOption) -> list[str]:
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_no_option_with_one_value_may_be_given_twice(words: tuple[str, ...], starspec) -> None:
     options = [each for each in COMMANDS[words].params if isinstance(each, TyperOption) and not each.is_eager]
+    options = [each for each in options if not each.multiple]
     for option in options:
-        if option.multiple:
-            continue
+        with pytest.raises(TyperException, match=f"{option.opts[0]}.* is given twice: give it once"):
+            COMMANDS[words].make_context(words[-1], twice(option))
+    for option in options[:1]:  # a whole line takes thirty times as long
         outcome = starspec(*words, *twice(option))
         assert option.opts[0] in outcome.err
         assert "is given twice: give it once" in outcome.err

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from hub_toys import VOCAB_SIZE, ToyStar, ToyTag
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_draft_batch import snapshots, view
 
@@ -382,6 +382,7 @@ LIMITS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
+@settings(max_examples=50)
 @given(
     num_tags=st.lists(st.integers(1, 3), min_size=2, max_size=3),
     depths=st.lists(st.integers(2, 5), min_size=3, max_size=3),
