@@ -28,9 +28,14 @@ import os, signal, sys, threading, time
 from starspec.bench.wire.echo import run_echo
 from starspec.harness.children import BenchProcess
 
-threading.Timer(float(sys.argv[1]), os.killpg, (0, signal.SIGINT)).start()
+is_early = sys.argv[1] == "early"
+if is_early:
+    threading.Timer(0.5, os.killpg, (0, signal.SIGINT)).start()
 try:
-    with BenchProcess(run_echo, None):
+    with BenchProcess(run_echo, None) as echo:
+        if not is_early:
+            echo.receive()  # it runs now
+            os.killpg(0, signal.SIGINT)
         time.sleep(60)
 except KeyboardInterrupt:
     sys.exit(130)
@@ -57,9 +62,9 @@ def test_ctrl_c_inside_an_import_ends_in_silence(words: tuple[str, ...]) -> None
     assert said(AT_AN_IMPORT, *words) == (130, "")
 
 
-@pytest.mark.parametrize("after_s", ["0.5", "15"], ids=["while its modules are imported", "while it runs"])
-def test_ctrl_c_reaches_no_child_of_a_benchmark(after_s: str) -> None:
-    assert said(CHILD, after_s) == (130, "")
+@pytest.mark.parametrize("when", ["early", "running"], ids=["while its modules are imported", "while it runs"])
+def test_ctrl_c_reaches_no_child_of_a_benchmark(when: str) -> None:
+    assert said(CHILD, when) == (130, "")
 
 
 @pytest.mark.parametrize(("before", "num_counted"), [(signal.SIG_DFL, 1), (signal.SIG_IGN, 0)])
