@@ -39,7 +39,7 @@ PLAN = RealPlan(
     batch_sizes=(1, 3),
     large_batch_sizes=(5,),
     num_prompts=2,
-    max_tokens=24,
+    max_tokens=14,
     max_prompt_tokens=120,
     num_repeats=1,
 )
