@@ -45,7 +45,7 @@ class _History:
     divergence: DivergenceHistory = field(default_factory=DivergenceHistory)
     stop_threshold: StopThreshold = field(default_factory=StopThreshold)
     choice: Choice = OFF  # the last one
-    is_new: bool = True  # it was in no round yet
+    is_new: bool = True  # it was in no round yet: its prompt is being prefilled, or was just now
 
 
 class DraftLengths:
@@ -74,6 +74,7 @@ class DraftLengths:
         self._histories: dict[RequestKey, _History] = {}
         self._longest_chain = 0  # steps that the policy chose last
         self._num_beside = 0
+        self._num_emitted = 0  # tokens that rounds have given its sequences
         self.plan = ONE_WINDOW  # of windows in flight
         self.costs = costs
 
@@ -111,6 +112,8 @@ class DraftLengths:
                 now_s=self._clock(),
                 costs=self._costs_with(lessons),
                 trials=self._trials,
+                num_emitted=self._num_emitted,
+                was_interrupted=any(each.is_new for each in self._histories.values()),
                 nodes=lessons.nodes,
             )
 
@@ -141,6 +144,7 @@ class DraftLengths:
             num_requested: steps that were asked for; 0 = the sequence had no draft of this drafter.
         """
         history = self._history(sequence)
+        self._num_emitted += len(added.token_ids)
         num_steps, num_accepted = (added.num_steps, added.num_accepted) if num_requested else (0, 0)
         history.acceptance.add(num_steps, num_accepted, num_requested)
         history.is_new = False

@@ -17,10 +17,23 @@ POLICY = Goodput(DraftBudget.chain(4))
 
 
 def choose(
-    sequences: list[SequenceSnapshot], costs: Costs, trials: Trials | None = None, now_s: float = 0.0
+    sequences: list[SequenceSnapshot],
+    costs: Costs,
+    trials: Trials | None = None,
+    now_s: float = 0.0,
+    num_emitted: int = 0,
+    *,
+    num_others: int = 0,
+    was_interrupted: bool = False,
 ) -> list[Choice]:
     snapshot = RoundSnapshot(
-        sequences=sequences, num_sequences=len(sequences), now_s=now_s, costs=costs, trials=trials or spent()
+        sequences=sequences,
+        num_sequences=len(sequences) + num_others,
+        now_s=now_s,
+        costs=costs,
+        trials=trials or spent(),
+        num_emitted=num_emitted,
+        was_interrupted=was_interrupted,
     )
     return POLICY.choose(snapshot)
 
@@ -81,9 +94,11 @@ def test_a_size_between_measured_ones_is_tried_where_a_knee_may_be() -> None:
 def test_a_probe_whose_draft_did_not_come_goes_on_for_one_round() -> None:
     trials, costs = Trials(), measured(wait_s=0.09)
     trials.spend((CREDIT_ROUNDS - 1.0) * STEP_S)  # enough is left for one
-    found = []
+    found, idle = [], sequence(0.1, is_idle=True)
     for number in range(4):
-        found.append(lengths(choose([sequence(0.1, is_idle=True)], costs, trials, now_s=number * (STEP_S + 0.09))))
+        found.append(lengths(choose([idle], costs, trials, now_s=number * (STEP_S + 0.09), num_emitted=number)))
+        assert idle.acceptance is not None
+        idle.acceptance.add(0, 0)
     assert found == [[PROBE_STEPS], [PROBE_STEPS], [0], [0]]
 
 
@@ -122,3 +137,38 @@ def test_a_tree_asks_for_no_more_nodes_than_its_drafter_gives() -> None:
     snapshot = RoundSnapshot(sequences=[few], num_sequences=1, costs=measured(), trials=spent())
     (chosen,) = Goodput(DraftBudget(12, 6, 2)).choose(snapshot)
     assert chosen.budget.num_draft_tokens <= 4
+
+
+def cost_s(trials: Trials) -> float:
+    """What trials have cost, to a thousandth of a second, where none of the time was for trials."""
+    credit_s = CREDIT_ROUNDS * STEP_S
+    return credit_s - max(each / 1000 for each in range(-1000, 1000) if trials.allows(each / 1000, STEP_S))
+
+
+@pytest.mark.parametrize(
+    ("num_given", "took_s", "lost_s"),
+    [(1, 0.19, 0.09), (2, 0.19, -0.01), (3, 0.25, -0.05), (1, 0.1, 0.0)],
+    ids=["nothing was accepted", "one token was", "two were, later", "no draft came"],
+)
+def test_a_probe_costs_what_its_round_took_less_what_its_tokens_take_without_it(
+    num_given: int, took_s: float, lost_s: float
+) -> None:
+    trials, costs, idle = Trials(), measured(wait_s=0.09), sequence(0.1, is_idle=True)
+    assert lengths(choose([idle], costs, trials, 0.0, 7)) == [PROBE_STEPS]
+    assert cost_s(trials) == pytest.approx(0.19 - (1 + 0.1 + 0.01) * STEP_S, abs=0.002), "as expected"
+    choose([sequence(0.0, room=1)], costs, trials, took_s, 7 + num_given)
+    assert cost_s(trials) == pytest.approx(lost_s, abs=0.004)  # the time that it took earned a hundredth
+
+
+@pytest.mark.parametrize(
+    ("num_others", "was_interrupted", "num_emitted"), [(0, True, 8), (1, False, 8), (0, False, 7)], ids=str
+)
+def test_a_probe_of_which_it_is_not_known_what_it_took_or_gave_costs_what_was_expected(
+    num_others: int, was_interrupted: bool, num_emitted: int
+) -> None:
+    trials, costs, idle = Trials(), measured(wait_s=0.09), sequence(0.1, is_idle=True)
+    assert lengths(choose([idle], costs, trials, 0.0, 7)) == [PROBE_STEPS]
+    before_s = cost_s(trials)
+    last = sequence(0.0, room=1)
+    choose([last], costs, trials, 0.19, num_emitted, num_others=num_others, was_interrupted=was_interrupted)
+    assert cost_s(trials) == pytest.approx(before_s, abs=0.003)

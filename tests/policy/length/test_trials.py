@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from starspec.policy.length.trials import CREDIT_ROUNDS, LONGEST_ROUND, SHARE, Trials
+import pytest
+
+from starspec.policy.length.trials import CREDIT_ROUNDS, LONGEST_ROUND, SHARE, Trial, Trials
 
 
 def trials_after(seconds: float, *, plain_s: float = 1.0) -> Trials:
@@ -43,3 +45,67 @@ def test_a_trial_that_gains_gives_nothing_back() -> None:
     trials.spend(CREDIT_ROUNDS)
     assert not trials.allows(0.1, plain_s=1.0)
     assert trials.allows(-0.1, plain_s=1.0)
+
+
+def made(*, round_s: float = 2.0, tokens_s: float = 1.5, beside_s: float = 0.0) -> Trials:
+    """An account whose first trial begins at 100 s. A plain round takes a second."""
+    trials = Trials()
+    trial = Trial(round_s=round_s, tokens_s=tokens_s, beside_s=beside_s, started_s=100.0, num_emitted=0)
+    assert trials.make(trial, 1.0)
+    return trials
+
+
+def cost_s(trials: Trials) -> float:
+    """What trials have cost, to 1/64, where no time has passed."""
+    return CREDIT_ROUNDS - max(each / 64 for each in range(-500, 500) if trials.allows(each / 64, plain_s=1.0))
+
+
+@pytest.mark.parametrize(
+    ("took_s", "gave_s", "lost_s"),
+    [(2.0, 1.0, 1.0), (2.0, 1.5, 0.5), (1.25, 1.0, 0.25), (1.0, 1.0, 0.0), (2.0, 3.0, -1.0), (900.0, 700.0, 2.5)],
+    ids=["less than hoped", "as expected", "quicker", "no draft came", "a gain", "interrupted"],
+)
+def test_a_trial_costs_what_its_round_took_and_gave(took_s: float, gave_s: float, lost_s: float) -> None:
+    trials = made()
+    assert cost_s(trials) == 0.5, "what is expected, until the round is over"
+    trials.close(gave_s, 100.0 + took_s)
+    assert cost_s(trials) == lost_s
+    assert trials.open is None
+
+
+def test_a_trial_of_which_only_gains_were_expected_pays_for_its_loss() -> None:
+    trials = made(tokens_s=2.5)
+    assert cost_s(trials) == 0.0
+    trials.close(1.0, 102.0)
+    assert cost_s(trials) == 1.0
+
+
+def test_what_a_trial_costs_beside_its_round_stays() -> None:
+    trials = made(beside_s=1.0)
+    assert cost_s(trials) == 1.5
+    trials.close(1.0, 101.75)
+    assert cost_s(trials) == 1.75
+
+
+@pytest.mark.parametrize(("gave_s", "lost_s"), [(1.0, 0.5), (1.75, 0.25), (3.0, -1.0)])
+def test_a_trial_costs_no_more_than_was_expected_where_its_tokens_may_be_worth_more(
+    gave_s: float, lost_s: float
+) -> None:
+    trials = made()
+    trials.close(gave_s, 102.0, at_least=True)
+    assert cost_s(trials) == lost_s
+
+
+def test_a_trial_of_which_nothing_becomes_known_costs_what_was_expected() -> None:
+    trials = made()
+    trials.drop()
+    assert cost_s(trials) == 0.5
+    assert trials.open is None
+
+
+def test_the_second_round_of_a_trial_is_made_in_any_case_and_charged() -> None:
+    trials = made(beside_s=1.5)
+    trial = Trial(round_s=1.5, tokens_s=1.0, started_s=102.0, num_emitted=1)
+    assert not trials.make(trial, 1.0)
+    assert trials.make(trial, 1.0, is_going_on=True)
+    assert cost_s(trials) == 2.5

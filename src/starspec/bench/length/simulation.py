@@ -157,6 +157,7 @@ class Simulation:
             now_s=self.seconds,
             costs=self._costs,
             trials=self._trials,
+            num_emitted=self.num_tokens,
         )
         budgets = [each.budget for each in self._policy.choose(snapshot)]
         lengths, accepted = [], []

@@ -75,6 +75,7 @@ class StepDrafter:
         self._cost = HubCost(hub.account)
         self._log_limit = LogLimit(clock)
         self._is_by_hub = False  # the drafts of the last step
+        self._num_emitted = 0  # tokens of all steps
 
     @property
     def costs(self) -> Costs:
@@ -91,16 +92,18 @@ class StepDrafter:
         """
         now = self._clock()
         rows = self._book.see(sampled, lengths, token_ids, now)
+        size = self._size_of_step(rows)
         if self._ended_s is not None:
             self._deadline.note_step(now - self._ended_s)
-            self.costs.add_step(self._size_of_step(rows), now - self._ended_s)
-            self._end_account(rows, now - self._ended_s, now)
+            self.costs.add_step(size, now - self._ended_s)
+            if size is not None:
+                self._end_account(rows, now - self._ended_s, now)
         # answers that `maintain` received during vLLM's step
         self._hub.lessons.weigh_answers(is_prefilling=self._hub.is_prefilling)
         for num_tokens in self._book.ended:
             self.costs.add_finished(num_tokens)
         seen = [row for row in rows if row is not None]
-        chosen = self._chosen(seen)
+        chosen = self._chosen(seen, was_interrupted=size is None)
         is_plain = self._cost.is_plain_round_due(len(seen), now, is_hub_lost=not self._hub.is_serving)
         wanted = [
             DraftRequest(row.request, 0 if is_plain else each.budget.num_draft_tokens)
@@ -138,9 +141,9 @@ class StepDrafter:
         return len(rows) + sum(len(self._drafted[each].last.token_ids) for each in requests)
 
     def _end_account(self, rows: Sequence[SeenRow | None], step_s: float, now: float) -> None:
-        """Tell the account what vLLM's step took and gained, if its time is that of its rows."""
+        """Tell the account what vLLM's step took and gained. Its time is that of its rows."""
         account = self._cost.account
-        if account is None or self._size_of_step(rows) is None:
+        if account is None:
             return
         going_on = [row for row in rows if row is not None]
         drafted = [(len(self._drafted[row.request].last.token_ids), row.num_new - 1) for row in going_on]
@@ -157,9 +160,10 @@ class StepDrafter:
         """About the drafter of the next step."""
         return self._hub.lessons if self._hub.is_serving else self._ngram_lessons
 
-    def _chosen(self, seen: Sequence[SeenRow]) -> list[Choice]:
+    def _chosen(self, seen: Sequence[SeenRow], *, was_interrupted: bool) -> list[Choice]:
         acceptances = [self._updated_acceptance(row) for row in seen]
         sequences = [self._snapshot_of(row, each) for row, each in zip(seen, acceptances, strict=True)]
+        self._num_emitted += sum(row.num_new for row in seen)
 
         def snapshot() -> RoundSnapshot:
             return RoundSnapshot(
@@ -168,6 +172,8 @@ class StepDrafter:
                 now_s=self._clock(),
                 costs=self._costs_with(self._lessons),
                 trials=self._hub_trials if self._hub.is_serving else self._ngram_trials,
+                num_emitted=self._num_emitted,
+                was_interrupted=was_interrupted,
             )
 
         about = [

@@ -23,7 +23,7 @@ MIN_GAIN: Final = 1.03  # times the speed without drafts, to begin drafting: cos
 MIN_GAIN_ON: Final = 0.99  # ... and to go on, so that a small change decides nothing
 GROWTH: Final = 2  # a round may be so many times as deep as the deepest one before, and as large as the largest
 DOUBTFUL_GAIN: Final = 1.6  # above it no round is tried without drafts: they could not be so much quicker than thought
-HOPED_GAIN: Final = 1.05  # times the speed of what seems best, for a step of a size that was never measured
+HOPED_GAIN: Final = 1.05  # times the speed of what seems best, to try what was never measured
 PLAIN_EVERY: Final = 64  # rounds, after which the time of a plain round is not known any more
 PROBE_STEPS: Final = 2
 MAX_DEFERRED: Final = 4  # rounds in a row for which prompts wait for the measurement of a plain round
@@ -55,11 +55,14 @@ class _Decision:
         self._round = WeighedRound(budget, snapshot)
         self._costs = self._round.costs
         self._trials = snapshot.trials or Trials()
-        self._now_s = snapshot.now_s
+        self._now_s, self._num_emitted = snapshot.now_s, snapshot.num_emitted
+        self._was_interrupted = snapshot.was_interrupted
         self._tried: Collection[int] = ()  # indices of the sequences that take part in a trial
-        # trials of the last round that may go on
+        # the trial of the last round, which may go on for those sequences whose drafts have not come
         self._growing_to, self._trials.growing_to = self._trials.growing_to, 0
-        self._num_probing, self._trials.num_probing = self._trials.num_probing, 0
+        tried, self._trials.tried = self._trials.tried, ()
+        self._num_tried, waiting = len(tried), [each for each in tried if each.num_idle_rounds]
+        self._waiting = [index for index, each in enumerate(self._round.acceptances) if each in waiting]
 
     def choices(self) -> list[Choice]:
         """What to ask for, for each sequence."""
@@ -85,18 +88,16 @@ class _Decision:
         if not self._costs.steps:
             return self._first_lengths()
         if not self._round.num_others:
-            self._trials.settle(self._round.plain_s, self._now_s)
+            self._close_trial()
         min_gain = MIN_GAIN_ON if self._trials.was_drafting else MIN_GAIN
         limits, chosen = self._worth_prefill(min_gain)
         is_deferring = bool(self._tried)  # probes would spoil the measurement that prompts wait for
         known, is_hoping = self._round.deepest(1), False
         if self._round.no_deeper_than(known, chosen.lengths) != chosen.lengths:  # what that costs is only hoped for
-            reached = self._round.no_deeper_than(self._round.deepest(GROWTH), chosen.lengths)
-            chosen = self._round.weigh(self._round.no_deeper_than(known, limits), min_gain)
-            if self._may_grow(reached, chosen.lengths):
-                self._tried = [index for index, length in enumerate(reached) if length]
-                return reached
-            is_hoping = True  # probes would use up what it needs
+            hoped, chosen = chosen, self._round.weigh(self._round.no_deeper_than(known, limits), min_gain)
+            if grown := self._grown(hoped.lengths, known, chosen.lengths):
+                return grown
+            is_hoping = _is_better(hoped, chosen)  # probes would use up what it needs
         is_drafting = chosen.lengths != self._round.without_drafts()
         if not self._round.num_others:
             self._trials.was_drafting = is_drafting
@@ -164,17 +165,36 @@ class _Decision:
 
     # ---------------------------------------------------------------- trials
 
-    def _may_grow(self, reached: Sequence[int], instead_of: Sequence[int]) -> bool:
-        """Whether a round may be deeper or larger than any before. It goes on in the next round, if its drafts have
-        not come. Effects: if so, spends what it costs."""
-        depth, growing_to = max(reached), self._growing_to
-        if self._costs.prefill.is_going_on or not depth:
-            return False
-        is_going_on = depth == growing_to
-        if not self._is_allowed(reached, instead_of, is_going_on=is_going_on):
-            return False
-        self._trials.growing_to = 0 if is_going_on else depth
-        return True
+    def _close_trial(self) -> None:
+        """If the round of the last trial is over, charge it with what it took and gave."""
+        trial = self._trials.open
+        if trial is None:
+            return
+        if trial.num_emitted is None or self._was_interrupted:
+            self._trials.drop()
+        elif num_tokens := self._num_emitted - trial.num_emitted:
+            steps, num = self._costs.steps, trial.num_sequences
+            gave_s = num_tokens / num * steps.seconds(num)
+            is_bound = not steps.covers(num) or bool(self._waiting)  # drafts that have not come may still bring tokens
+            self._trials.close(gave_s, self._now_s, at_least=is_bound)
+
+    def _grown(self, hoped: Sequence[int], known: int, instead_of: Sequence[int]) -> list[int] | None:
+        """Lengths of a round that is deeper or larger than any before, if one may be tried: one that is much so, or as
+        little as possible. It goes on in the next round, if no draft has come. Effects: if so, spends what it costs."""
+        if self._costs.prefill.is_going_on:
+            return None
+        is_going_on = self._growing_to > 0 and len(self._waiting) == self._num_tried
+        depths = [self._growing_to if is_going_on else self._round.deepest(GROWTH)]
+        if self._costs.steps.covers(self._round.num):  # else it is not known what drafts have to gain
+            depths.append(known + 1)
+        for depth in dict.fromkeys(depths):
+            lengths = self._round.no_deeper_than(depth, hoped)
+            are_sure = self._round.budget.p_min > 0.0 and sum(map(bool, lengths)) > 1  # they share their doubt
+            if self._is_allowed(lengths, instead_of, are_sure=are_sure, is_going_on=is_going_on):
+                self._note_tried([index for index, length in enumerate(lengths) if length], is_going_on=is_going_on)
+                self._trials.growing_to = 0 if is_going_on else max(lengths)
+                return lengths
+        return None
 
     def _is_plain_due(self, chosen: ChosenLengths) -> bool:
         """Whether this round goes without drafts, to learn what that takes. Effects: spends what it costs."""
@@ -186,7 +206,10 @@ class _Decision:
         plain_s = self._round.plain_s
         cost_s = plain_s - self._round.num / chosen.tokens_per_s
         is_doubtful = chosen.tokens_per_s * plain_s <= DOUBTFUL_GAIN * self._round.num
-        return is_doubtful and self._trials.make(cost_s, plain_s, self._now_s)
+        if not is_doubtful or not self._trials.allows(cost_s, plain_s):
+            return False
+        self._trials.spend(cost_s)
+        return True
 
     def _between(self, limits: Sequence[int], chosen: ChosenLengths) -> list[int] | None:
         """Lengths that make a step of a size between measured ones, if that might be much quicker and may be tried.
@@ -196,8 +219,8 @@ class _Decision:
         if self._round.num_others or chosen.tokens_per_s is None or self._costs.prefill.is_going_on:
             return None
         hoped = self._round.weigh(self._round.no_deeper_than(self._round.deepest(1), limits), MIN_GAIN, is_hopeful=True)
-        is_better = hoped.tokens_per_s is not None and hoped.tokens_per_s > HOPED_GAIN * chosen.tokens_per_s
-        if not is_better or not any(hoped.lengths) or not self._is_allowed(hoped.lengths, chosen.lengths):
+        is_better = _is_better(hoped, chosen) and any(hoped.lengths)
+        if not is_better or not self._is_allowed(hoped.lengths, chosen.lengths):
             return None
         self._tried = [index for index, length in enumerate(hoped.lengths) if length]
         return hoped.lengths
@@ -210,41 +233,58 @@ class _Decision:
         next round, if its draft has not come: a hub that has to prefill or to catch up first may take longer.
         """
         probing = self._round.idle(lengths)
-        if probing and not self._num_probing:
+        if probing and not self._waiting:
             cheapest = self._probes_of(probing[:1], lengths)
             probing = probing if self._is_affordable(cheapest, lengths) else []  # in most rounds it is not
         while probing:
             tried = self._probes_of(probing, lengths)
-            is_going_on = len(probing) <= self._num_probing
+            is_going_on = set(probing) <= set(self._waiting)
             if self._is_allowed(tried, lengths, is_going_on=is_going_on):
-                self._trials.num_probing = 0 if is_going_on else len(probing)
-                self._tried = [*self._tried, *probing]
+                self._note_tried(probing, is_going_on=is_going_on)
                 return tried
             probing = probing[: len(probing) // 2]
         return lengths
 
     def _probes_of(self, probing: Collection[int], lengths: Sequence[int]) -> list[int]:
-        """The lengths, with probes of those sequences. All have the depth that costs least for what it may gain: where
-        the way to the hub takes long, a deeper probe is cheaper, and shows more."""
+        """The lengths, with probes of those sequences. All have the depth that costs least for each token that it tests:
+        where the way to the hub takes long, a deeper probe is cheaper, and shows more."""
 
         def with_probes(depth: int) -> list[int]:
             pairs = zip(lengths, self._round.limits, strict=True)
             return [min(depth, most) if index in probing else each for index, (each, most) in enumerate(pairs)]
 
-        deepest = self._round.deepest(1)
-        depths = {PROBE_STEPS, *(each for each in (2 * PROBE_STEPS, deepest) if PROBE_STEPS < each <= deepest)}
-        return min(map(with_probes, sorted(depths)), key=self._round.cost_of)
+        deepest, depths = self._round.deepest(1), [PROBE_STEPS]
+        while depths[-1] < deepest:
+            depths.append(min(GROWTH * depths[-1], deepest))
+        return min(map(with_probes, depths), key=lambda tried: self._round.cost_of_test(tried, lengths))
 
-    def _is_allowed(self, lengths: Sequence[int], instead_of: Sequence[int], *, is_going_on: bool = False) -> bool:
-        """Whether a trial may be made. Effects: if so, spends what it costs."""
-        round_s, prefill_s = self._round.trial_s(lengths, instead_of)
-        return self._trials.make(
-            round_s + prefill_s, self._round.plain_s, self._now_s, at_most_s=max(0.0, round_s), is_going_on=is_going_on
-        )
+    def _note_tried(self, indices: Sequence[int], *, is_going_on: bool) -> None:
+        """These sequences take part in a trial. If their drafts do not come, it goes on in the next round, but once."""
+        self._tried = indices
+        self._trials.tried = () if is_going_on else [self._round.acceptances[index] for index in indices]
+
+    def _is_allowed(
+        self,
+        lengths: Sequence[int],
+        instead_of: Sequence[int],
+        *,
+        are_sure: bool = False,
+        is_going_on: bool = False,
+    ) -> bool:
+        """Whether a trial may be made. Effects: if so, spends what it is expected to cost."""
+        trial = self._round.trial_of(lengths, instead_of, are_sure=are_sure)
+        return self._trials.make(trial, self._round.plain_s, is_going_on=is_going_on)
 
     def _is_affordable(self, lengths: Sequence[int], instead_of: Sequence[int]) -> bool:
         """As `_is_allowed` for a trial that does not go on, without effects."""
-        return self._trials.allows(sum(self._round.trial_s(lengths, instead_of)), self._round.plain_s)
+        return self._trials.allows(self._round.trial_of(lengths, instead_of).cost_s, self._round.plain_s)
+
+
+def _is_better(hoped: ChosenLengths, chosen: ChosenLengths) -> bool:
+    """Whether what is hoped for is worth a trial."""
+    if hoped.tokens_per_s is None or chosen.tokens_per_s is None:
+        return False
+    return hoped.tokens_per_s > HOPED_GAIN * chosen.tokens_per_s
 
 
 def _sharing_doubt(choices: Sequence[Choice], num_drafting: int) -> list[Choice]:

@@ -65,6 +65,8 @@ class RoundSnapshot:
     now_s: float = 0.0  # seconds of a monotonic clock
     costs: Costs | None = None  # what steps, proposals and prefill take; None = not known
     trials: Trials | None = None  # the account of what is tried; None = nothing was tried yet
+    num_emitted: int = 0  # tokens that all rounds so far have given the sequences of this drafter
+    was_interrupted: bool = False  # since the last snapshot the target did more than rounds, such as prefill a prompt
     nodes: NodeGains | None = None  # what the nodes of its drafter's trees gain; None = not known
 
 

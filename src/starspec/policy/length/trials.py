@@ -4,6 +4,10 @@ A policy that never drafts where drafts did not pay would never see that they pa
 never see what a round without drafts takes. So now and then a round is a *trial*: what seems best is left, to learn
 what something else takes. A trial is allowed only while all trials together have cost at most SHARE of the time.
 
+Trials are made where chance makes them look better than they are. So what is expected of them is too much on average,
+and a trial is charged with that only until its round is over: then, with the time that it took, less what its tokens
+would have taken without drafts. A trial that gains gives back.
+
 The account belongs to one kind of drafter of a target. A hub that is replaced gets no new credit. A hub that never
 answers uses up the account of hubs, and leaves that of n-grams as it is.
 
@@ -12,12 +16,40 @@ No clock: `now` is seconds of one monotonic clock.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-SHARE: Final = 0.007  # of the time: what trials may cost in all
+from starspec.policy.length.acceptance import Acceptance
+
+SHARE: Final = 0.01  # of the time: what trials may cost in all
 CREDIT_ROUNDS: Final = 2.0  # plain rounds: what the first trials may cost, before there was any time
+MAX_RATIO: Final = 2.0  # of the time of a trial's round to what was expected at most. A longer one was interrupted, so
+# that its tokens may be those of other rounds.
 LATELY_FADE: Final = 0.99  # of the sequences of the largest round, with each later one
 LONGEST_ROUND: Final = 32.0  # plain rounds: what takes longer is a pause, and pauses are no time that trials share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A trial whose round has not ended, as it is expected to be."""
+
+    round_s: float  # seconds of its round, at most
+    tokens_s: float  # what its expected tokens would take without drafts
+    beside_s: float = 0.0  # what it costs beside its round: a hub's prefill, and what seems best would have gained
+    started_s: float = 0.0
+    num_sequences: int = 1  # of its round
+    num_emitted: int | None = None  # tokens that rounds had given before; None = what it gives will not be known
+
+    @property
+    def cost_s(self) -> float:
+        """What is expected."""
+        return self.beside_s + self.round_s - self.tokens_s
+
+    def lost_s(self, gave_s: float, now: float) -> float:
+        """What it has cost, if its round ends now. Args: gave_s: what its tokens would have taken without drafts."""
+        took_s, longest_s = now - self.started_s, MAX_RATIO * self.round_s
+        return self.cost_s + longest_s - self.round_s if took_s > longest_s else self.beside_s + took_s - gave_s
 
 
 class Trials:
@@ -27,13 +59,13 @@ class Trials:
         self._last_s: float | None = None  # when the last round began
         self._earned_s = 0.0
         self._spent_s = 0.0
-        self._unsettled: tuple[float, float] | None = None  # when a trial was made, and what may be given back of it
         self._num_deferred = 0  # rounds in a row
+        self.open: Trial | None = None  # the trial of which it is not known yet what it took and gave
         self.num_lately = 0.0  # sequences of the largest round lately
         self.was_drafting = False  # whether the last round drafted because that seemed best
         self.deepest = 0  # draft steps that were asked for
-        self.num_probing = 0  # sequences whose probe of the last round may go on in this one
-        self.growing_to = 0  # draft steps of the last round's growth, which may go on in this one
+        self.growing_to = 0  # draft steps of the last round's trial, if it was a deeper draft than any before
+        self.tried: Sequence[Acceptance] = ()  # of its sequences. While their drafts have not come, it may go on
 
     def pass_time(self, plain_s: float, now: float) -> None:
         """Call it once a round. The time since the last one counts, but no pause: else a server that was idle
@@ -60,33 +92,36 @@ class Trials:
         return self._spent_s + cost_s <= CREDIT_ROUNDS * plain_s + self._earned_s
 
     def spend(self, cost_s: float) -> None:
-        """The trial is made."""
+        """A trial is made, of which it is known what it costs."""
         self._spent_s += max(0.0, cost_s)
 
-    def make(
-        self, cost_s: float, plain_s: float, now: float, *, at_most_s: float = 0.0, is_going_on: bool = False
-    ) -> bool:
-        """Make a trial if it is allowed, as `allows`. Returns: whether it is made. Effects: spends what it costs.
+    def make(self, trial: Trial, plain_s: float, *, is_going_on: bool = False) -> bool:
+        """Make a trial if it is allowed, as `allows`. Returns: whether it is made. Effects: spends what is expected.
 
         Args:
-            at_most_s: the part of the cost that may turn out to be less by the end of the round.
             is_going_on: it is the second round of a trial, so it is made in any case.
         """
-        is_made = self.allows(cost_s, plain_s) or is_going_on
+        is_made = self.allows(trial.cost_s, plain_s) or is_going_on
         if is_made:
-            self.spend(cost_s)
-            self._unsettled = (now, min(at_most_s, cost_s))
+            self.spend(trial.cost_s)
+            self.open = trial
         return is_made
 
-    def settle(self, plain_s: float, now: float) -> None:
-        """The round of the last trial is over: give back what it did not take of the time that it was charged with.
+    def drop(self) -> None:
+        """What the open trial took and gave will not be known. It costs what was expected."""
+        self.open = None
+
+    def close(self, gave_s: float, now: float, *, at_least: bool = False) -> None:
+        """The round of the open trial is over. From now on it costs what it took and gave.
 
         Args:
-            plain_s: a round without drafts. By so much the round was not longer because of the trial.
+            gave_s: what its tokens would have taken without drafts.
+            at_least: they would have taken that or longer. Then the trial costs no more than was expected.
         """
-        if self._unsettled is not None:
-            (started_s, at_most_s), self._unsettled = self._unsettled, None
-            self._spent_s -= max(0.0, at_most_s - max(0.0, now - started_s - plain_s))
+        assert self.open is not None
+        trial, self.open = self.open, None
+        charged_s, lost_s = max(0.0, trial.cost_s), trial.lost_s(gave_s, now)
+        self._spent_s += (min(lost_s, charged_s) if at_least else lost_s) - charged_s
 
     def defers(self, most: int, *, is_useless: bool) -> bool:
         """Whether something waits in this round for a measurement, at most so many rounds in a row.

@@ -15,6 +15,7 @@ from starspec.policy.length.costs import Costs
 from starspec.policy.length.expected_speed import Candidates, ChosenLengths, fastest_lengths
 from starspec.policy.length.node_gains import with_worthy_nodes
 from starspec.policy.length.snapshot import RoundSnapshot
+from starspec.policy.length.trials import Trial
 from starspec.speculation.budget import DraftBudget
 
 FIRST_STEPS: Final = 2  # depth of the first drafts
@@ -42,10 +43,11 @@ class WeighedRound:
         ]
         self.limits = [each.num_steps for each in self.budgets]
         self._nodes = [0, *(_num_nodes(budget, depth) for depth in range(1, max(self.limits) + 1))]  # by depth
-        self._acceptances = [each.acceptance or Acceptance() for each in self.sequences]
-        self._rates = [each.rate for each in self._acceptances]
-        self._reaches = [each.reach for each in self._acceptances]
-        self._gains = [each.gain for each in self._acceptances]
+        self.acceptances = [each.acceptance or Acceptance() for each in self.sequences]
+        self._rates = [each.rate for each in self.acceptances]
+        self._reaches = [each.reach for each in self.acceptances]
+        self._gains = [each.gain for each in self.acceptances]
+        self._now_s, self._num_emitted = snapshot.now_s, snapshot.num_emitted
         self._deepest_asked = 0 if snapshot.trials is None else snapshot.trials.deepest
 
     def weigh(self, limits: Sequence[int], min_gain: float, *, is_hopeful: bool = False) -> ChosenLengths:
@@ -93,7 +95,7 @@ class WeighedRound:
         is_drafting = any(lengths)
         idle = [
             index
-            for index, acceptance in enumerate(self._acceptances)
+            for index, acceptance in enumerate(self.acceptances)
             if self.limits[index]
             and not lengths[index]
             and not self.are_asked[index]
@@ -102,7 +104,7 @@ class WeighedRound:
         if idle and not held:
             return [min(idle, key=lambda index: self.sequences[index].num_tokens)]
         idle = [index for index in idle if self.sequences[index].is_held]
-        return sorted(idle, key=lambda index: -self._acceptances[index].num_idle_rounds)
+        return sorted(idle, key=lambda index: -self.acceptances[index].num_idle_rounds)
 
     # ---------------------------------------------------------------- prefill
 
@@ -145,22 +147,50 @@ class WeighedRound:
 
     def cost_of(self, lengths: Sequence[int]) -> float:
         """Seconds of a round, at most, less what its expected tokens would take without drafts."""
+        round_s, tokens_s = self._expected(lengths)
+        return round_s - tokens_s
+
+    def cost_of_test(self, lengths: Sequence[int], instead_of: Sequence[int]) -> float:
+        """What a trial costs for each draft token more that it is expected to test."""
+        tried_s, tokens_s = self._expected(lengths)
+        seems_best_s, fewer_s = self._expected(instead_of)
+        # tested are those that are accepted, and one more of each draft
+        num_tested = (
+            sum(map(bool, lengths)) - sum(map(bool, instead_of)) + (tokens_s - fewer_s) / self.plain_s * self.num
+        )
+        return (tried_s - tokens_s - seems_best_s + fewer_s) / num_tested
+
+    def trial_of(self, lengths: Sequence[int], instead_of: Sequence[int], *, are_sure: bool = False) -> Trial:
+        """A trial, if it begins now.
+
+        Args:
+            instead_of: what seems best.
+            are_sure: its round takes as long as if no draft ended in doubt.
+        """
+        round_s, tokens_s = self._expected(lengths, are_sure=are_sure)
+        num_more = self.num_to_prefill(lengths) - self.num_to_prefill(instead_of)
+        num_more += self._num_behind(lengths) - self._num_behind(instead_of)
+        prefill_s = self.costs.prefill.seconds(num_more) if num_more > 0 else 0.0
+        return Trial(
+            round_s=round_s,
+            tokens_s=tokens_s,
+            beside_s=prefill_s - self.cost_of(instead_of),
+            started_s=self._now_s,
+            num_sequences=self.num,
+            num_emitted=None if self.num_others else self._num_emitted,
+        )
+
+    def _expected(self, lengths: Sequence[int], *, are_sure: bool = False) -> tuple[float, float]:
+        """Seconds of a round, at most, and what its expected tokens would take without drafts."""
         depths = np.arange(max(lengths, default=0))
         is_asked = depths < np.array(lengths)[:, None]
-        drafted = is_asked * np.array(self._reaches)[:, None] ** depths
+        drafted = is_asked * (1.0 if are_sure else np.array(self._reaches)[:, None] ** depths)
         widths = np.diff(self._nodes)[: len(depths)]
         num_nodes = float((drafted * widths).sum())
         num_steps = float(((1.0 - np.prod(1.0 - drafted, axis=0)) * widths).sum())
         gained = float((is_asked * np.array(self._rates)[:, None] * np.array(self._gains)[:, None] ** depths).sum())
         wait_s = self.costs.rounds.cost.at_most(num_steps, num_nodes) if num_nodes else 0.0
-        return self.costs.steps.at_most(self.num + num_nodes) + wait_s - (1.0 + gained / self.num) * self.plain_s
-
-    def trial_s(self, lengths: Sequence[int], instead_of: Sequence[int]) -> tuple[float, float]:
-        """Seconds that a trial costs: of its round, at most, and of the hub's prefill before it."""
-        num_more = self.num_to_prefill(lengths) - self.num_to_prefill(instead_of)
-        num_more += self._num_behind(lengths) - self._num_behind(instead_of)
-        round_s = self.cost_of(lengths) - self.cost_of(instead_of)
-        return round_s, self.costs.prefill.seconds(num_more) if num_more > 0 else 0.0
+        return self.costs.steps.at_most(self.num + num_nodes) + wait_s, (1.0 + gained / self.num) * self.plain_s
 
 
 def _num_nodes(budget: DraftBudget, depth: int) -> int:
