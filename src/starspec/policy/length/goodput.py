@@ -246,8 +246,8 @@ class _Decision:
         return lengths
 
     def _probes_of(self, probing: Collection[int], lengths: Sequence[int]) -> list[int]:
-        """The lengths, with probes of those sequences. All have the depth that costs least for each token that it tests:
-        where the way to the hub takes long, a deeper probe is cheaper, and shows more."""
+        """The lengths, with probes of those sequences. All have the depth that costs least for each tested token: where
+        the way to the hub takes long, deeper probes are cheaper, and show more."""
 
         def with_probes(depth: int) -> list[int]:
             pairs = zip(lengths, self._round.limits, strict=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -28,13 +29,15 @@ IDLE_FADE: Final = 0.98  # of all rounds, for each step without one: what was lo
 # row show that rounds take longer now.
 MAX_RATIO: Final = 2.0
 FEW: Final = 3  # rounds, before which nothing is expected: too little is known
+MIN_WEIGHT: Final = 0.05  # of a round that shows how wide draft steps were; the newest round has 1
 SPARING: Final = 0.1  # weight of "no cost fixed or by tokens": where rounds do not tell the parts apart, steps cost
 
 
 class RoundCost(NamedTuple):
     """Seconds, none of them negative.
 
-    Draft steps beyond the deepest measured one are assumed to be free, so that they are tried.
+    Draft steps beyond the deepest measured one are assumed to be free, so that they are tried. What trying them may cost
+    is `at_most`.
     """
 
     fixed_s: float
@@ -42,14 +45,17 @@ class RoundCost(NamedTuple):
     token_s: float
     deepest: int
     caught_up_s: float = 0.0  # of each token that the hub prefills first, after rounds without drafts
+    widest: float = inf  # tokens of a draft step, at most, as far as measured
 
     def seconds(self, num_steps: float | NDArray[np.float64], num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Cost of rounds with so many draft steps, at least 1, and tokens. Both may be expected numbers."""
         return np.asarray(self.fixed_s + self.step_s * np.minimum(num_steps, self.deepest) + self.token_s * num_tokens)
 
     def at_most(self, num_steps: float, num_tokens: float) -> float:
-        """As `seconds`, but steps beyond the deepest measured one cost as much as others."""
-        return self.fixed_s + self.step_s * num_steps + self.token_s * num_tokens
+        """As `seconds`, but steps beyond the deepest measured one cost as much as others, and those that are wider than
+        the widest one cost in proportion: from rounds of one sequence it is not known what steps share."""
+        growth = max(1.0, num_tokens / (num_steps * self.widest))
+        return self.fixed_s + self.step_s * num_steps * growth + self.token_s * num_tokens
 
     def seconds_of(self, lengths: Sequence[int], num_caught_up: int = 0) -> float:
         """Cost of a round with drafts of such lengths, at least one of which is not 0. Args: as Round."""
@@ -109,5 +115,7 @@ def _fit(rounds: Sequence[Round], round_weights: Sequence[float]) -> RoundCost:
             cost[kept] = np.maximum(0.0, fitted)
             fixed_s, step_s, token_s, caught_up_s = cost.tolist()
             deepest = max(max(each.lengths) for each in rounds)
-            return RoundCost(fixed_s, step_s, token_s, deepest, caught_up_s)
+            pairs = zip(rounds, round_weights, strict=True)
+            widest = max(sum(each.lengths) / max(each.lengths) for each, weight in pairs if weight >= MIN_WEIGHT)
+            return RoundCost(fixed_s, step_s, token_s, deepest, caught_up_s, widest)
         del kept[int(np.argmin(fitted))]
