@@ -23,8 +23,9 @@ from starspec.integrations.vllm.rows import KnownRequest
 from starspec.policy.deadline import RecentRounds, Round, StepTimeDeadline
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.expected_speed import ChosenLengths, fastest_lengths
-from starspec.policy.length.goodput import PROBE_STEPS
+from starspec.policy.length.goodput import PROBE_STEPS, Goodput
 from starspec.policy.length.round_cost import NO_WAIT, RoundCost, RoundTimes
+from starspec.policy.length.snapshot import Choice, RoundSnapshot
 from starspec.policy.length.weighed_round import FIRST_STEPS
 from starspec.policy.liveness import DOUBT_S
 from starspec.policy.patience import FIRST_PREFILL_WAIT_S, LONGEST_PAUSE_S
@@ -495,6 +496,28 @@ def test_what_steps_and_rounds_cost_is_noted_as_it_was(monkeypatch: pytest.Monke
     assert {len(each.lengths) for each in rounds} == {1, 2, 3}
     assert len({size for size, _ in steps}) > 3
     assert all(seconds == pytest.approx(STEP_S + 0.001 * size) for size, seconds in steps)
+
+
+def test_the_policy_is_told_what_steps_gave_and_which_of_them_did_more_than_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[int, bool]] = []
+
+    def choose(_: Goodput, snapshot: RoundSnapshot) -> list[Choice]:
+        told.append((snapshot.num_emitted, snapshot.was_interrupted))
+        return [Choice(DraftBudget.chain(2))] * len(snapshot.sequences)
+
+    monkeypatch.setattr(Goodput, "choose", choose)
+    vllm = ToyVllm()
+    before, num_before = told[-1][0], len(told)
+    first = vllm.submit(PROMPT, 40)
+    for _ in range(3):
+        vllm.step()
+    second = vllm.submit(PROMPT, 10)
+    vllm.run()
+    nums, interrupted = zip(*told[num_before:], strict=True)
+    assert nums[-1] - before == len(first.token_ids) + len(second.token_ids) - 2 * len(PROMPT)
+    assert [index for index, was in enumerate(interrupted) if was] == [0, 3], "where requests begin"
 
 
 @pytest.mark.parametrize("p_min", [0.0, 0.6])

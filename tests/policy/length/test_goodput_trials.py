@@ -7,13 +7,16 @@ from dataclasses import replace
 import pytest
 from weighing_toys import STEP_S, measured, sequence
 
+from starspec.policy.deadline import Round
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.goodput import MAX_DEFERRED, PROBE_STEPS, Goodput
+from starspec.policy.length.round_cost import RoundTimes
 from starspec.policy.length.snapshot import OFF, PLAIN_TRIAL, Choice, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.trials import CREDIT_ROUNDS, Trials
 from starspec.speculation.budget import DraftBudget
 
 POLICY = Goodput(DraftBudget.chain(4))
+LONG = Goodput(DraftBudget.chain(8))
 
 
 def choose(
@@ -25,6 +28,7 @@ def choose(
     *,
     num_others: int = 0,
     was_interrupted: bool = False,
+    policy: Goodput = POLICY,
 ) -> list[Choice]:
     snapshot = RoundSnapshot(
         sequences=sequences,
@@ -35,7 +39,7 @@ def choose(
         num_emitted=num_emitted,
         was_interrupted=was_interrupted,
     )
-    return POLICY.choose(snapshot)
+    return policy.choose(snapshot)
 
 
 def lengths(chosen: list[Choice]) -> list[int]:
@@ -172,3 +176,42 @@ def test_a_probe_of_which_it_is_not_known_what_it_took_or_gave_costs_what_was_ex
     last = sequence(0.0, room=1)
     choose([last], costs, trials, 0.19, num_emitted, num_others=num_others, was_interrupted=was_interrupted)
     assert cost_s(trials) == pytest.approx(before_s, abs=0.003)
+
+
+def test_a_probe_whose_draft_came_does_not_go_on_for_another_sequence() -> None:
+    trials, costs, batch = Trials(), measured(dict.fromkeys((4, 100), STEP_S), wait_s=0.1), []
+    trials.spend((CREDIT_ROUNDS - 1.0) * STEP_S)  # enough is left for one
+    for _ in range(4):
+        batch.append(sequence(0.1, is_idle=True))
+    (probed,) = [index for index, length in enumerate(lengths(choose(batch, costs, trials))) if length]
+    for index, each in enumerate(batch):
+        assert each.acceptance is not None
+        each.acceptance.add(PROBE_STEPS if index == probed else 0, 0)
+    assert lengths(choose(batch, costs, trials, 2 * STEP_S, 4)) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("fixed_s", "step_s", "depth"), [(0.2, 0.01, 8), (0.0, 0.1, PROBE_STEPS)], ids=["the way is long", "steps are dear"]
+)
+def test_a_probe_is_as_deep_as_costs_least_for_each_token_that_it_tests(
+    fixed_s: float, step_s: float, depth: int
+) -> None:
+    """With a rate of 0.6: 0.2 s and two steps for 1.6 tokens, or 0.2 s and eight steps for 2.5 of them."""
+    costs = replace(measured(), rounds=RoundTimes())
+    for length in (1, 2, 4, 8) * 6:
+        costs.rounds.add(Round([length], fixed_s + step_s * length))
+    trials = Trials()
+    chosen = choose([sequence(0.6, is_idle=True)], costs, trials, 0.0, policy=LONG)
+    assert (lengths(chosen), chosen[0].reason) == ([depth], "probe")
+
+
+@pytest.mark.parametrize(("left_s", "depth"), [(0.40, 4), (0.15, 3), (0.02, 2)])
+def test_drafts_grow_as_far_as_the_account_can_bear(left_s: float, depth: int) -> None:
+    """Three tokens of each step are known. Twice as deep may take 5/3 of a step, and one deeper 4/3."""
+    costs = replace(measured(dict.fromkeys((1, 3), STEP_S)), rounds=RoundTimes())
+    for _ in range(8):
+        costs.rounds.add(Round([2], 0.1))
+    trials = Trials()
+    trials.spend(CREDIT_ROUNDS * STEP_S - left_s)
+    trials.deepest = 2
+    assert lengths(choose([sequence(0.95)], costs, trials)) == [depth]

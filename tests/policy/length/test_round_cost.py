@@ -40,6 +40,15 @@ def test_a_round_as_all_before_it_costs_what_they_did(true: RoundCost, each: lis
     assert min(learnt) >= 0.0
 
 
+def test_steps_that_are_wider_than_any_measured_one_cost_at_most_in_proportion() -> None:
+    """From rounds of one sequence it is not known what sixteen of them share."""
+    alone = learn(RoundCost(0.0, 0.1, 0.0, deepest=4), [[2]] * 8).cost
+    assert alone.at_most(2.0, 2.0) == pytest.approx(0.2, rel=0.01)
+    assert alone.at_most(3.0, 48.0) == pytest.approx(16 * 0.3, rel=0.01)
+    together = learn(RoundCost(0.0, 0.1, 0.0, deepest=4), [[2], [2] * 8] * 8).cost
+    assert together.at_most(3.0, 48.0) == pytest.approx(2 * 0.3, rel=0.05)
+
+
 @given(st.lists(st.tuples(lengths, st.floats(1e-4, 1.0)), min_size=1, max_size=60))
 def test_whatever_rounds_took_no_part_is_negative_and_no_round_is_free(rounds: list[tuple[list[int], float]]) -> None:
     times = RoundTimes()

@@ -256,7 +256,7 @@ class _Decision:
         deepest, depths = self._round.deepest(1), [PROBE_STEPS]
         while depths[-1] < deepest:
             depths.append(min(GROWTH * depths[-1], deepest))
-        return min(map(with_probes, depths), key=lambda tried: self._round.cost_of_test(tried, lengths))
+        return self._round.cheapest_test(map(with_probes, depths), lengths)
 
     def _note_tried(self, indices: Sequence[int], *, is_going_on: bool) -> None:
         """These sequences take part in a trial. If their drafts do not come, it goes on in the next round, but once."""

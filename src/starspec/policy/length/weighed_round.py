@@ -5,7 +5,7 @@ Nothing here decides or changes anything: `goodput.py` asks, decides, and tries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -150,15 +150,21 @@ class WeighedRound:
         round_s, tokens_s = self._expected(lengths)
         return round_s - tokens_s
 
-    def cost_of_test(self, lengths: Sequence[int], instead_of: Sequence[int]) -> float:
-        """What a trial costs for each draft token more that it is expected to test."""
-        tried_s, tokens_s = self._expected(lengths)
+    def cheapest_test(self, tests: Iterable[list[int]], instead_of: Sequence[int]) -> list[int]:
+        """Of these lengths, those that cost least for each draft token that they are expected to test.
+
+        Args:
+            instead_of: what seems best, with fewer drafts than each of the tests.
+        """
         seems_best_s, fewer_s = self._expected(instead_of)
-        # tested are those that are accepted, and one more of each draft
-        num_tested = (
-            sum(map(bool, lengths)) - sum(map(bool, instead_of)) + (tokens_s - fewer_s) / self.plain_s * self.num
-        )
-        return (tried_s - tokens_s - seems_best_s + fewer_s) / num_tested
+
+        def cost_s(lengths: Sequence[int]) -> float:
+            round_s, tokens_s = self._expected(lengths)
+            num_drafts = sum(map(bool, lengths)) - sum(map(bool, instead_of))
+            num_tested = num_drafts + (tokens_s - fewer_s) / self.plain_s * self.num  # in each, one behind the accepted
+            return (round_s - tokens_s - seems_best_s + fewer_s) / num_tested
+
+        return min(tests, key=cost_s)
 
     def trial_of(self, lengths: Sequence[int], instead_of: Sequence[int], *, are_sure: bool = False) -> Trial:
         """A trial, if it begins now.
