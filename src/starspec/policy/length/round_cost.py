@@ -36,8 +36,8 @@ SPARING: Final = 0.1  # weight of "no cost fixed or by tokens": where rounds do 
 class RoundCost(NamedTuple):
     """Seconds, none of them negative.
 
-    Draft steps beyond the deepest measured one are assumed to be free, so that they are tried. What trying them may cost
-    is `at_most`.
+    Draft steps beyond the deepest measured one are assumed to be free, so that they are tried. `at_most` is what trying
+    them may cost.
     """
 
     fixed_s: float
