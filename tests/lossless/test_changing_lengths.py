@@ -127,11 +127,11 @@ def test_a_policy_is_told_what_rounds_gave_and_when_prompts_were_prefilled_besid
 
     engine = make_star(CHAIN, 1, "coupled", make_policy=Watched).engine
     decode(engine, jobs(2), batch_size=1)
-    nums, interrupted = zip(*told, strict=True)
-    assert list(nums) == sorted(nums)
+    nums = [num for num, _ in told]
+    assert nums == sorted(nums)
     assert NUM_TOKENS < nums[-1] < 2 * NUM_TOKENS, "all but those of the last rounds"
-    begun = [index for index, was in enumerate(interrupted) if was]
-    assert [nums[index] for index in begun] == [0, NUM_TOKENS], "where a request begins, and nowhere else"
+    begun = {num for num, was in told if was}
+    assert begun == {0, NUM_TOKENS}, "where a request begins, and nowhere else"
 
 
 def test_requests_with_policies_of_their_own_in_one_batch_change_no_token(plain: Sequence[list[int]]) -> None:
