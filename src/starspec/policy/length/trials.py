@@ -24,8 +24,8 @@ from starspec.policy.length.acceptance import Acceptance
 
 SHARE: Final = 0.01  # of the time: what trials may cost in all
 CREDIT_ROUNDS: Final = 2.0  # plain rounds: what the first trials may cost, before there was any time
-MAX_RATIO: Final = 2.0  # of the time of a trial's round to what was expected at most. A longer one was interrupted, so
-# that its tokens may be those of other rounds.
+MAX_RATIO: Final = 2.0  # of the time of a trial's round to what was expected at most. A longer one was interrupted, and
+# its time and tokens may be those of other rounds, also of another drafter.
 LATELY_FADE: Final = 0.99  # of the sequences of the largest round, with each later one
 LONGEST_ROUND: Final = 32.0  # plain rounds: what takes longer is a pause, and pauses are no time that trials share
 
@@ -48,8 +48,8 @@ class Trial:
 
     def lost_s(self, gave_s: float, now: float) -> float:
         """What it has cost, if its round ends now. Args: gave_s: what its tokens would have taken without drafts."""
-        took_s, longest_s = now - self.started_s, MAX_RATIO * self.round_s
-        return self.cost_s + longest_s - self.round_s if took_s > longest_s else self.beside_s + took_s - gave_s
+        took_s = now - self.started_s
+        return self.cost_s if took_s > MAX_RATIO * self.round_s else self.beside_s + took_s - gave_s
 
 
 class Trials:
