@@ -152,7 +152,7 @@ def test_tokens_are_those_of_plain_decoding_whatever_the_hub_does(seed: int) -> 
     assert star.engine.verifier.cache.num_free_rows == star.engine.verifier.cache.num_rows
 
 
-@settings(deadline=None, max_examples=30)  # tests/stages has five hundred lives with prompt lookup
+@settings(deadline=None, max_examples=30)  # tests/stages has hundreds of lives with prompt lookup
 @given(st.integers(0, 10**9))
 def test_prompt_lookup_goes_on_behind_what_is_presumed(seed: int) -> None:
     rng = random.Random(seed)
