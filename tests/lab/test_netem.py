@@ -17,7 +17,7 @@ from starspec.errors import ConfigError
 from starspec.lab import LabThread, namespace
 from starspec.lab.file import PRESETS
 from starspec.lab.namespace import Namespace
-from starspec.lab.netem import FAR, NEAR, end_words, pair_words, shape_words
+from starspec.lab.netem import FAR, NEAR, end_commands, pair_command, shape_command
 
 PROBE = ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
 SHAPES = {
@@ -35,11 +35,11 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_shape_is_one_netem_queue_that_holds_what_is_on_its_way(name: str) -> None:
     shape, words = SHAPES[name]
-    assert shape_words(NEAR, shape) == ("tc", *f"qdisc replace dev near root netem {words}".split())
+    assert shape_command(NEAR, shape) == ("tc", *f"qdisc replace dev near root netem {words}".split())
 
 
 def test_an_end_knows_the_other_and_sends_one_segment_at_a_time() -> None:
-    assert [" ".join(each) for each in (pair_words(77), *end_words(FAR, NEAR, LinkShape(delay_ms=3)))] == [
+    assert [" ".join(each) for each in (pair_command(77), *end_commands(FAR, NEAR, LinkShape(delay_ms=3)))] == [
         "ip link add near address 02:00:00:00:00:01 type veth peer name far address 02:00:00:00:00:02 netns 77",
         "ip link set dev far up gso_max_segs 1",
         "ip address add 10.0.0.2/30 dev far",

@@ -71,11 +71,15 @@ def test_stages_that_do_not_compute_one_model_are_refused_in_one_sentence(last: 
         ({}, {"fingerprint": "other"}, {}, "the stages have another model than 'm' here, or other weights"),
         ({}, {"num_layers": 3, "fingerprint": ""}, {}, "the stages' model has 2 layers, and 'm' 3"),
         (
-            *({}, {}, {"dtype": "bfloat16"}),
+            {},
+            {},
+            {"dtype": "bfloat16"},
             "the stages compute in float32, and the target is told bfloat16: give all the same --dtype",
         ),
         (
-            *({"max_len": 99 + MAX_DRAFT_TOKENS}, {}, {}),
+            {"max_len": 99 + MAX_DRAFT_TOKENS},
+            {},
+            {},
             "stage b holds sequences of 99 tokens, and the target may have 100: give all the same --max-model-len",
         ),
     ],

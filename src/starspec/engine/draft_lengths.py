@@ -185,6 +185,7 @@ class DraftLengths:
         if took is None:
             return
         lessons = self._lessons()
+        # of the sequences that run now, since texts differ
         rates = [each.acceptance.rate for each in self._histories.values() if each.usual is lessons.acceptance]
         alpha = min(MAX_ALPHA, fmean(rates) if rates else lessons.acceptance.rate)
         lessons.windows.add_round(took, seconds, is_ahead=is_ahead, gaps=gaps)

@@ -14,7 +14,7 @@ from starspec.engine.detokenize import Decodes, Detokenizer
 from starspec.engine.drafts import Drafts
 from starspec.engine.in_flight import InFlight
 from starspec.engine.prefill import LaunchedChunk, Prefiller
-from starspec.engine.request_checks import check_of_hub, check_request
+from starspec.engine.request_checks import check_against_hub, check_request
 from starspec.engine.request_table import RequestTable
 from starspec.engine.round import LaunchedRound, RoundRunner
 from starspec.engine.sequence import Finish, RoundOutput, SequenceState, TargetSequence
@@ -368,7 +368,7 @@ class TargetEngine:
     def check(self, spec: RequestSpec) -> None:
         """Raises: RequestError, naming the parameter, if the request can never run here."""
         check_request(spec, self.verifier.info, self._config, self._policies)
-        check_of_hub(spec, self._policies, self.drafts.hub_method)
+        check_against_hub(spec, self._policies, self.drafts.hub_method)
 
     def compile(self, spec: RequestSpec) -> GrammarMatcher | None:
         """The grammar of a request; None if it has none. It may take a second, and may be called on another thread.

@@ -61,11 +61,11 @@ def check_request(spec: RequestSpec, info: ModelInfo, config: TargetConfig, poli
         raise RequestError(f"logit_bias token ids must be 0 to {info.vocab_size - 1}", "logit_bias")
 
 
-def check_of_hub(spec: RequestSpec, policies: Collection[Policy], method: DraftMethod | None) -> None:
+def check_against_hub(spec: RequestSpec, policies: Collection[Policy], method: DraftMethod | None) -> None:
     """Check that the hub's drafts bring what the request asks of them, as `starspec up` checks what it is told.
 
     Args:
-        policies: that fit otherwise.
+        policies: those that the target offers; the error names the ones that the hub's drafts suit.
         method: how the hub drafts; None = not known, and then everything fits.
     Raises: RequestError, naming the parameter.
     """

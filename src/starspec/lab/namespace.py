@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from starspec.errors import ConfigError
 from starspec.lab.link import socket_for
-from starspec.lab.netem import Words
+from starspec.lab.netem import Command
 
 T = TypeVar("T")
 CLONE_NEWNET: Final = 0x40000000  # of unshare(2)
@@ -39,9 +39,9 @@ class Namespace:
                 f"--netem needs the right to make network namespaces, as root has it: {error.strerror}"
             ) from error
 
-    def run(self, words: Words) -> str:
-        """Run a command. Returns: what it prints. Raises: ConfigError if it fails."""
-        return self._do(lambda: _run(words))
+    def run(self, command: Command) -> str:
+        """Run a command, and wait for its end. Returns: what it prints. Raises: ConfigError if it fails."""
+        return self._do(lambda: _run(command))
 
     def socket(self, host: str) -> socket.socket:
         """As `socket_for`."""
@@ -63,16 +63,16 @@ def _leave() -> int:
     return threading.get_native_id()
 
 
-def _run(words: Words) -> str:
+def _run(command: Command) -> str:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
     except FileNotFoundError as error:
-        raise ConfigError(f"--netem needs the program `{words[0]}`, of the package iproute2") from error
+        raise ConfigError(f"--netem needs the program `{command[0]}`, of the package iproute2") from error
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"--netem: `{' '.join(words)}` did not end within {COMMAND_S:g} s") from error
+        raise ConfigError(f"--netem: `{' '.join(command)}` did not end within {COMMAND_S:g} s") from error
     if done.returncode == 0:
         return done.stdout
     why = done.stderr.strip().removeprefix("Error: ").rstrip(".")
     if NO_NETEM in why:
         raise ConfigError("--netem needs a kernel with netem, and this one has none: load the module sch_netem")
-    raise ConfigError(f"--netem: `{' '.join(words)}` failed: {why}")
+    raise ConfigError(f"--netem: `{' '.join(command)}` failed: {why}")

@@ -1,6 +1,6 @@
 """The commands that make a link in the kernel: a veth pair, with a netem queue at each end (tc-netem(8)). Pure.
 
-      near, 10.0.0.1 ──► netem, `forth` ──► ◄── netem, `back` ◄── far, 10.0.0.2
+    near, 10.0.0.1 ── netem, `forth` ──►  veth pair  ◄── netem, `back` ── far, 10.0.0.2
 
 Each end has a network namespace of its own, in which nothing else is, so all links have the same names and addresses.
 """
@@ -15,8 +15,8 @@ from starspec.config.lab import PACKET_BYTES, LabLink, LinkShape
 from starspec.errors import ConfigError
 from starspec.lab.travel import Way
 
-Words = Sequence[str]
-"""A command and its arguments."""
+Command = Sequence[str]
+"""A program and its arguments."""
 
 MIN_PACKETS: Final = 1000  # that a netem queue holds by default, on their way and waiting
 
@@ -34,20 +34,20 @@ FAR: Final = End("far", "10.0.0.2", "02:00:00:00:00:02")
 
 
 def check_netem(link: LabLink, seed: int) -> None:
-    """Raises: ConfigError if a link has what the kernel decides by itself."""
+    """Raises: ConfigError if a seed or `stall_ms` is given: the kernel decides these by itself."""
     if seed:
         raise ConfigError("--netem takes no seed: the kernel draws jitter and losses")
     if link.shape.stall_ms is not None or link.shape_back.stall_ms is not None:
         raise ConfigError("--netem takes no stall_ms: the kernel's TCP decides how long a lost packet stalls")
 
 
-def pair_words(far_thread_id: int) -> Words:
+def pair_command(far_thread_id: int) -> Command:
     """Makes the pair. To be run at the near end. Args: far_thread_id: a thread in the far end's namespace."""
     peer = ("peer", "name", FAR.device, "address", FAR.mac, "netns", str(far_thread_id))
     return ("ip", "link", "add", NEAR.device, "address", NEAR.mac, "type", "veth", *peer)
 
 
-def end_words(own: End, other: End, shape: LinkShape) -> list[Words]:
+def end_commands(own: End, other: End, shape: LinkShape) -> list[Command]:
     """Brings one end up. To be run there. Args: shape: of the way to the other end.
 
     Packets are single segments, or a loss would take 64 KiB at once. The other end is known without asking, since
@@ -57,22 +57,22 @@ def end_words(own: End, other: End, shape: LinkShape) -> list[Words]:
         ("ip", "link", "set", "dev", own.device, "up", "gso_max_segs", "1"),
         ("ip", "address", "add", f"{own.address}/30", "dev", own.device),
         ("ip", "neighbour", "add", other.address, "lladdr", other.mac, "dev", own.device, "nud", "permanent"),
-        shape_words(own, shape),
+        shape_command(own, shape),
     ]
 
 
-def shape_words(own: End, shape: LinkShape) -> Words:
+def shape_command(own: End, shape: LinkShape) -> Command:
     """Gives the way to the other end this shape, instead of the one that it has."""
     words = ["tc", "qdisc", "replace", "dev", own.device, "root", "netem", "limit", str(_max_packets(shape))]
     words += ["delay", f"{shape.delay_ms:g}ms", f"{shape.jitter_ms:g}ms", "loss", f"{100.0 * shape.loss:g}%"]
     return (*words, "rate", f"{(shape.mbit_s or 0.0) * 1e6:.0f}bit")  # 0 = no limit
 
 
-def losses_words(own: End) -> Words:
+def losses_command(own: End) -> Command:
     """Prints JSON with the packets that were lost on the way to the other end, as `drops` of the only queue."""
     return ("tc", "-statistics", "-json", "qdisc", "show", "dev", own.device)
 
 
 def _max_packets(shape: LinkShape) -> int:
-    """As many bytes as a connection has on the way, and as many again that wait for the transmitter."""
+    """Packets that the queue holds: what one connection has on the way, and as much again before the transmitter."""
     return max(MIN_PACKETS, math.ceil(2 * Way(shape).window_bytes / PACKET_BYTES))

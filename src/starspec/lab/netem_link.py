@@ -17,14 +17,14 @@ from typing import Final
 from starspec.config.lab import LabLink, LinkShape, Listen
 from starspec.lab.link import OpenLink, server_of
 from starspec.lab.namespace import Namespace
-from starspec.lab.netem import FAR, NEAR, End, check_netem, end_words, losses_words, pair_words, shape_words
+from starspec.lab.netem import FAR, NEAR, End, check_netem, end_commands, losses_command, pair_command, shape_command
 from starspec.lab.travel import MIN_WINDOW_BYTES, Traffic
 
 FIRST_PORT: Final = 1024  # of the far end
 
 
 class NetemLink:
-    """Has the methods of OpenLink.
+    """Has the methods of OpenLink. Some of them wait for `ip` or `tc`, a few milliseconds.
 
     Args: as of OpenLink.
     Raises: ConfigError, also if the kernel or the rights of this process do not allow it, or if `check_netem` refuses.
@@ -40,10 +40,10 @@ class NetemLink:
             stack.callback(self._near.close)
             self._far = Namespace()
             stack.callback(self._far.close)
-            self._near.run(pair_words(self._far.thread_id))
-            for each in end_words(NEAR, FAR, config.shape):
+            self._near.run(pair_command(self._far.thread_id))
+            for each in end_commands(NEAR, FAR, config.shape):
                 self._near.run(each)
-            for each in end_words(FAR, NEAR, config.shape_back):
+            for each in end_commands(FAR, NEAR, config.shape_back):
                 self._far.run(each)
             plain = replace(config, name=self.name, shape=LinkShape(), back=None)
             entry = replace(plain, to=f"tcp://{FAR.address}:{FIRST_PORT}")
@@ -84,8 +84,8 @@ class NetemLink:
             each.reset()
 
     def reshape(self, shape: LinkShape, back: LinkShape | None = None) -> None:
-        self._near.run(shape_words(NEAR, shape))
-        self._far.run(shape_words(FAR, shape if back is None else back))
+        self._near.run(shape_command(NEAR, shape))
+        self._far.run(shape_command(FAR, shape if back is None else back))
 
     async def close(self) -> None:
         await asyncio.gather(self._entry.close(), self._exit.close())
@@ -95,5 +95,5 @@ class NetemLink:
 
 def _losses(namespace: Namespace, end: End) -> int:
     """Packets that netem lost on the way from this end."""
-    [queue] = json.loads(namespace.run(losses_words(end)))
+    [queue] = json.loads(namespace.run(losses_command(end)))
     return int(queue["drops"])

@@ -39,7 +39,7 @@ class Promise(NamedTuple):
     plan: PipePlan
 
     def scaled(self, factor: float) -> Promise:
-        """It is so much faster."""
+        """The same plan, `factor` times as fast."""
         return Promise(self.tokens_per_s * factor, self.plan)
 
 
@@ -87,7 +87,7 @@ class WindowTimes(NamedTuple):
         return min(near_best, key=lambda each: (each.plan.depth, -each.tokens_per_s))
 
     def promise(self, alpha: float, plan: PipePlan, num_sequences: int = 1) -> Promise:
-        """Of this plan. Args: as ahead."""
+        """What this plan promises. Args: alpha, num_sequences: as ahead."""
         return _Length.of(self, alpha, plan.num_draft_tokens).in_flight(plan.depth, num_sequences)
 
     def gap_s(self, alpha: float, gap: WindowGap, depth: int, num_sequences: int = 1) -> float:

@@ -25,8 +25,8 @@ draft that was taken back is prefilled again, or a hub that runs ahead has the n
 knows how much longer it is from one verdict to the next than its times say: its *slip*.
 
 The acceptance leaves things out, too: a token right behind a draft that ended in doubt is guessed worse than others,
-and a draft that did not end is right more often. So each way also knows how many tokens came for each one that its
-times and the acceptance of the same windows promise: its *yield*.
+and a draft that did not end is right more often. So each way also knows its *yield*: the tokens that its windows
+brought, over those that its times promise at the acceptance that these windows turned out to have.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ MIN_LOSS: Final = 0.05  # a trial costs at least this share of its time, as it m
 WEIGHT: Final = 1 / 16  # of the newest proposal
 GAP_FADE: Final = 15 / 16  # of all gaps, with each newer one
 YIELD_FADE: Final = 63 / 64  # of what windows brought, with each newer one
-NUM_PROMISED: Final = 8.0  # windows with as many tokens as promised, as which the promise counts
+NUM_PROMISED: Final = 8.0  # windows that bring just what is promised: the weight of a yield of 1
 MAX_ALPHA: Final = 0.99  # no acceptance is certain
+# acceptances for which promises are added up; those between them are interpolated
 ALPHAS: Final = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.94, 0.97, MAX_ALPHA)
 LONGEST_GAP: Final = 4.0  # times what it should be, as which a longer one counts: something else came between
 
@@ -71,11 +72,11 @@ class Drafting:
 
 
 class _Yield:
-    """Tokens that windows of one way brought, over those that are promised of them.
+    """Tokens that windows of one way brought, over those that were promised.
 
-    The promise is that of the acceptance which these windows had: a way is chosen when the acceptance looks good for
-    it, so by chance it brings less than the acceptance of that moment promises. Theirs is known afterwards. So what
-    each window promises is added up for several acceptances.
+    A way is chosen while the acceptance looks good for it, so by chance its windows bring less than that acceptance
+    promises. So the promise is made with the acceptance that they turn out to have. That is known only afterwards, so
+    what windows promise is added up for several acceptances.
     """
 
     def __init__(self) -> None:
@@ -84,7 +85,12 @@ class _Yield:
         self._num_promised = [0.0] * len(ALPHAS)  # tokens
 
     def add(self, gap: WindowGap, promised_per_s: Sequence[float], should_be_s: float) -> None:
-        """Args: promised_per_s: tokens a second that ALPHAS promise. should_be_s: the gap, by times."""
+        """A window has landed.
+
+        Args:
+            promised_per_s: tokens a second that the times of its way promise, for each of ALPHAS.
+            should_be_s: what the gap before it should have taken, by these times.
+        """
         num_accepted = gap.num_tokens - 1
         self._accepted.add(num_accepted, num_accepted + (num_accepted < gap.num_draft_tokens))
         self._num_tokens = YIELD_FADE * self._num_tokens + gap.num_tokens
@@ -94,7 +100,7 @@ class _Yield:
 
     @property
     def value(self) -> float:
-        """It is near to 1 while few windows were seen."""
+        """The ratio; near to 1 while few windows were seen."""
         if not self._num_windows:
             return 1.0
         over_promise = self._num_tokens / float(np.interp(self._accepted.value, ALPHAS, self._num_promised))
@@ -173,7 +179,7 @@ class WindowChoice:
                 self._end_trial(self._trial)
 
     def _add_gaps(self, way: _Way, times: WindowTimes, gaps: Sequence[WindowGap]) -> None:
-        num_sequences = self._num_sequences if self.plan.depth > 1 else 1  # as is promised
+        num_sequences = self._num_sequences if self.plan.depth > 1 else 1  # as `_chosen` asks for promises
         promised_per_s = [times.promise(each, self.plan, num_sequences).tokens_per_s for each in ALPHAS] if gaps else []
         for gap in gaps:
             should_be_s = times.gap_s(self._alpha, gap, self.plan.depth, self._num_sequences)
@@ -226,7 +232,7 @@ class WindowChoice:
         """The share of a trial's time that it is expected to lose."""
         if not self._several.num_rounds:
             return 1.0
-        is_hardly_known = tried.plan.depth == 1 and self._one.num_rounds < NUM_ROUNDS
+        is_hardly_known = tried.plan.depth == 1 and self._one.num_rounds < NUM_ROUNDS  # the first may have been slow
         return MIN_LOSS if is_hardly_known else max(MIN_LOSS, 1.0 - tried.tokens_per_s / best.tokens_per_s)
 
     def _end_trial(self, trial: _Way) -> None:

@@ -58,8 +58,8 @@ def attach(
         hidden_dtype: of hidden states on their way.
         spares: endpoints of spares, which need not be there. They are not attached.
     Raises: ConfigError if a stage refuses, knows epochs that cannot be, or the stages are not one model, or if two
-        names lead to one process; PeerLost if a stage does not answer. Then those that have answered are told that they
-        are free.
+        names lead to one process; PeerLost if a stage does not answer, or does not reach the next one. Then those that
+        have answered are told that they are free.
     """
     deadline_s, epoch, misled_before = clock() + timeout_s, PipeEpoch(1), -1
     if spares:
@@ -201,7 +201,7 @@ class _Asking:
                 self._alive.add(stage)
 
     def why_waiting(self) -> str:
-        """Who has not answered. Whoever answers beats alone has no connection to the next one yet."""
+        """Which stage has not answered, or cannot reach the next one: until then it answers beats, and nothing else."""
         missing = [stage for stage in range(len(self._names)) if stage not in self.answers]
         silent = [stage for stage in missing if stage not in self._alive]
         if silent or missing[0] == len(self._names) - 1:

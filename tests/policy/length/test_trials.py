@@ -39,7 +39,7 @@ def test_a_pause_earns_no_more_than_a_long_round() -> None:
     assert not trials.allows(1.01 * LONGEST_ROUND * SHARE, plain_s=1.0)
 
 
-def test_a_trial_that_gains_gives_nothing_back() -> None:
+def test_what_is_expected_to_gain_is_allowed_and_earns_nothing_by_that() -> None:
     trials = Trials()
     trials.spend(-5.0)
     trials.spend(CREDIT_ROUNDS)
@@ -92,7 +92,7 @@ def test_a_trial_costs_no_more_than_was_expected_where_its_tokens_may_be_worth_m
     gave_s: float, lost_s: float
 ) -> None:
     trials = made()
-    trials.close(gave_s, 102.0, at_least=True)
+    trials.close(gave_s, 102.0, is_lower_bound=True)
     assert cost_s(trials) == lost_s
 
 

@@ -29,7 +29,7 @@ from starspec.models.loading.transformers_calls import as_model_error
 
 CONVERSION: Final = 4  # its version: a change that makes other folders of the same files raises it
 TURN_ENDS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-ROPE_READ: Final = ("dimension_count", "freq_base", "freq_base_swa")  # `apply` puts them into the converted config
+ROPE_READ: Final = ("dimension_count", "freq_base", "freq_base_swa")  # `apply` sets bases, and compares dimensions
 ORIGINAL_LENGTH: Final = "scaling.original_context_length"  # has no effect alone; what scales is refused itself
 ROPE_WITHOUT_EFFECT: Final[dict[str, tuple[object, ...]]] = {  # llama.cpp reads a factor of 0 as absent
     "scaling.type": ("none",),
@@ -43,7 +43,8 @@ ATTENTION_READ: Final = {  # key -> its name in a config of transformers; 0 stan
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
-GEMMA_27B: Final = {"gemma2": 46, "gemma3_text": 62}  # layers of those whose scores have another scale than the others'
+# layers of the models whose attention scores are scaled in another way than those of other sizes
+GEMMA_27B: Final = {"gemma2": 46, "gemma3_text": 62}
 LLAMA3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 

@@ -61,8 +61,8 @@ class _Decision:
         # the trial of the last round, which may go on for those sequences whose drafts have not come
         self._growing_to, self._trials.growing_to = self._trials.growing_to, 0
         tried, self._trials.tried = self._trials.tried, ()
-        self._num_tried, waiting = len(tried), [each for each in tried if each.num_idle_rounds]
-        self._waiting = [index for index, each in enumerate(self._round.acceptances) if each in waiting]
+        self._num_tried, late = len(tried), [each for each in tried if each.num_idle_rounds]
+        self._waiting = [index for index, each in enumerate(self._round.acceptances) if each in late]
 
     def choices(self) -> list[Choice]:
         """What to ask for, for each sequence."""
@@ -172,15 +172,24 @@ class _Decision:
             return
         if trial.num_emitted is None or self._was_interrupted:
             self._trials.drop()
-        elif num_tokens := self._num_emitted - trial.num_emitted:
+        elif num_tokens := self._num_emitted - trial.num_emitted:  # else its round has not ended
             steps, num = self._costs.steps, trial.num_sequences
             gave_s = num_tokens / num * steps.seconds(num)
             is_bound = not steps.covers(num) or bool(self._waiting)  # drafts that have not come may still bring tokens
-            self._trials.close(gave_s, self._now_s, at_least=is_bound)
+            self._trials.close(gave_s, self._now_s, is_lower_bound=is_bound)
 
     def _grown(self, hoped: Sequence[int], known: int, instead_of: Sequence[int]) -> list[int] | None:
-        """Lengths of a round that is deeper or larger than any before, if one may be tried: one that is much so, or as
-        little as possible. It goes on in the next round, if no draft has come. Effects: if so, spends what it costs."""
+        """Lengths of a round that is deeper or larger than any before: GROWTH times, or else by one draft step.
+
+        It goes on in the next round, if no draft has come.
+
+        Args:
+            hoped: the best lengths, if what was never measured costs as little as is hoped.
+            known: the depth that drafts may have without a trial.
+            instead_of: the best lengths that are no deeper.
+        Returns: None if no such round may be tried now.
+        Effects: if one may, spends what it is expected to cost.
+        """
         if self._costs.prefill.is_going_on:
             return None
         is_going_on = self._growing_to > 0 and len(self._waiting) == self._num_tried
@@ -271,7 +280,7 @@ class _Decision:
         are_sure: bool = False,
         is_going_on: bool = False,
     ) -> bool:
-        """Whether a trial may be made. Effects: if so, spends what it is expected to cost."""
+        """Whether a trial may be made. Args: as `WeighedRound.trial_of`. Effects: if so, spends what it should cost."""
         trial = self._round.trial_of(lengths, instead_of, are_sure=are_sure)
         return self._trials.make(trial, self._round.plain_s, is_going_on=is_going_on)
 

@@ -4,9 +4,9 @@ A policy that never drafts where drafts did not pay would never see that they pa
 never see what a round without drafts takes. So now and then a round is a *trial*: what seems best is left, to learn
 what something else takes. A trial is allowed only while all trials together have cost at most SHARE of the time.
 
-Trials are made where chance makes them look better than they are. So what is expected of them is too much on average,
-and a trial is charged with that only until its round is over: then, with the time that it took, less what its tokens
-would have taken without drafts. A trial that gains gives back.
+Trials are made where chance makes them look better than they are, so on average they bring less than is expected. The
+expected cost is charged only until a trial's round is over. Then it is replaced by the time that the round took, less
+what its tokens would have taken without drafts. A trial that gains gives back.
 
 The account belongs to one kind of drafter of a target. A hub that is replaced gets no new credit. A hub that never
 answers uses up the account of hubs, and leaves that of n-grams as it is.
@@ -32,22 +32,26 @@ LONGEST_ROUND: Final = 32.0  # plain rounds: what takes longer is a pause, and p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A trial whose round has not ended, as it is expected to be."""
+    """What is expected of a trial whose round has not ended."""
 
     round_s: float  # seconds of its round, at most
     tokens_s: float  # what its expected tokens would take without drafts
-    beside_s: float = 0.0  # what it costs beside its round: a hub's prefill, and what seems best would have gained
-    started_s: float = 0.0
+    beside_s: float = 0.0  # what it costs beside its round: a hub's prefill, and the gain of what seems best
+    started_s: float = 0.0  # when it was chosen
     num_sequences: int = 1  # of its round
     num_emitted: int | None = None  # tokens that rounds had given before; None = what it gives will not be known
 
     @property
     def cost_s(self) -> float:
-        """What is expected."""
+        """Seconds that it is expected to cost."""
         return self.beside_s + self.round_s - self.tokens_s
 
     def lost_s(self, gave_s: float, now: float) -> float:
-        """What it has cost, if its round ends now. Args: gave_s: what its tokens would have taken without drafts."""
+        """Seconds that it has cost, if its round ends now. If that was interrupted, they are not known: `cost_s`.
+
+        Args:
+            gave_s: what its tokens would have taken without drafts.
+        """
         took_s = now - self.started_s
         return self.cost_s if took_s > MAX_RATIO * self.round_s else self.beside_s + took_s - gave_s
 
@@ -65,7 +69,7 @@ class Trials:
         self.was_drafting = False  # whether the last round drafted because that seemed best
         self.deepest = 0  # draft steps that were asked for
         self.growing_to = 0  # draft steps of the last round's trial, if it was a deeper draft than any before
-        self.tried: Sequence[Acceptance] = ()  # of its sequences. While their drafts have not come, it may go on
+        self.tried: Sequence[Acceptance] = ()  # of the sequences in the last round's trial, if it may go on
 
     def pass_time(self, plain_s: float, now: float) -> None:
         """Call it once a round. The time since the last one counts, but no pause: else a server that was idle
@@ -92,7 +96,7 @@ class Trials:
         return self._spent_s + cost_s <= CREDIT_ROUNDS * plain_s + self._earned_s
 
     def spend(self, cost_s: float) -> None:
-        """A trial is made, of which it is known what it costs."""
+        """A trial is made that is charged once, with what it is expected to cost."""
         self._spent_s += max(0.0, cost_s)
 
     def make(self, trial: Trial, plain_s: float, *, is_going_on: bool = False) -> bool:
@@ -111,17 +115,17 @@ class Trials:
         """What the open trial took and gave will not be known. It costs what was expected."""
         self.open = None
 
-    def close(self, gave_s: float, now: float, *, at_least: bool = False) -> None:
+    def close(self, gave_s: float, now: float, *, is_lower_bound: bool = False) -> None:
         """The round of the open trial is over. From now on it costs what it took and gave.
 
         Args:
             gave_s: what its tokens would have taken without drafts.
-            at_least: they would have taken that or longer. Then the trial costs no more than was expected.
+            is_lower_bound: they may be worth more than `gave_s`. Then the trial costs no more than was expected.
         """
         assert self.open is not None
         trial, self.open = self.open, None
         charged_s, lost_s = max(0.0, trial.cost_s), trial.lost_s(gave_s, now)
-        self._spent_s += (min(lost_s, charged_s) if at_least else lost_s) - charged_s
+        self._spent_s += (min(lost_s, charged_s) if is_lower_bound else lost_s) - charged_s
 
     def defers(self, most: int, *, is_useless: bool) -> bool:
         """Whether something waits in this round for a measurement, at most so many rounds in a row.

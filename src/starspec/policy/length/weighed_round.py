@@ -156,18 +156,19 @@ class WeighedRound:
         Args:
             instead_of: what seems best, with fewer drafts than each of the tests.
         """
-        seems_best_s, fewer_s = self._expected(instead_of)
+        best_round_s, best_tokens_s = self._expected(instead_of)
 
         def cost_s(lengths: Sequence[int]) -> float:
             round_s, tokens_s = self._expected(lengths)
             num_drafts = sum(map(bool, lengths)) - sum(map(bool, instead_of))
-            num_tested = num_drafts + (tokens_s - fewer_s) / self.plain_s * self.num  # in each, one behind the accepted
-            return (round_s - tokens_s - seems_best_s + fewer_s) / num_tested
+            num_accepted = (tokens_s - best_tokens_s) / self.plain_s * self.num
+            num_tested = num_drafts + num_accepted  # each draft also shows whether the token behind these is right
+            return (round_s - tokens_s - best_round_s + best_tokens_s) / num_tested
 
         return min(tests, key=cost_s)
 
     def trial_of(self, lengths: Sequence[int], instead_of: Sequence[int], *, are_sure: bool = False) -> Trial:
-        """A trial, if it begins now.
+        """What is expected of a trial that begins now.
 
         Args:
             instead_of: what seems best.
