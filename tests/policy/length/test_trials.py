@@ -80,6 +80,12 @@ def test_a_trial_of_which_only_gains_were_expected_pays_for_its_loss() -> None:
     assert cost_s(trials) == 1.0
 
 
+def test_an_interrupted_trial_earns_no_gain_that_was_only_expected() -> None:
+    trials = made(tokens_s=2.5)
+    trials.close(700.0, 1000.0)
+    assert cost_s(trials) == 0.0
+
+
 def test_what_a_trial_costs_beside_its_round_stays() -> None:
     trials = made(beside_s=1.0)
     assert cost_s(trials) == 1.5

@@ -47,13 +47,15 @@ class Trial:
         return self.beside_s + self.round_s - self.tokens_s
 
     def lost_s(self, gave_s: float, now: float) -> float:
-        """Seconds that it has cost, if its round ends now. If that was interrupted, they are not known: `cost_s`.
+        """Seconds that it has cost, if its round ends now. If that was interrupted: as charged.
 
         Args:
             gave_s: what its tokens would have taken without drafts.
         """
         took_s = now - self.started_s
-        return self.cost_s if took_s > MAX_RATIO * self.round_s else self.beside_s + took_s - gave_s
+        if took_s > MAX_RATIO * self.round_s:
+            return max(0.0, self.cost_s)
+        return self.beside_s + took_s - gave_s
 
 
 class Trials:
