@@ -189,6 +189,17 @@ def test_where_drafts_are_never_right_it_tries_nothing() -> None:
     assert Life().run(Machine(0.01, 0.06, 1.0), 100) == (pytest.approx(1.0, abs=0.01), 0.0)
 
 
+@pytest.mark.parametrize("nothing_s", [0.0, 5e-324])
+def test_stages_that_say_from_the_first_round_on_that_they_take_no_time_end_nothing(nothing_s: float) -> None:
+    choice, plans = WindowChoice(), set()
+    for _ in range(100):
+        plan = choice.choose(0.9, LONGEST, 1)
+        plans.add(plan)
+        gaps = [WindowGap(0.3, num, False, 1) for num in (0, plan.num_draft_tokens)]
+        choice.add_round(Traversed(0.0, (nothing_s, nothing_s)), 0.3, is_ahead=plan.depth > 1, gaps=gaps)
+    assert len(plans) > 1
+
+
 def test_no_drafts_mean_one_window() -> None:
     life = Life()
     life.run(Machine(0.9, 0.24, 1.0), 50)

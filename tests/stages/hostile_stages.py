@@ -247,8 +247,10 @@ class AbsurdNumbers(MadStage):
 class NoTimeAtAll(MadStage):
     """As if no stage computed: what is planned from it must be finite."""
 
+    seconds = (0.0, 5e-324)
+
     def landed(self, honest: Landing) -> Answer:
-        nothing_s = self.dice.choice((0.0, 5e-324))
+        nothing_s = self.dice.choice(self.seconds)
         return replace(
             honest, work=tuple(StageWork(nothing_s, 1e9, 0, 0, each.start, each.end) for each in honest.work)
         )

@@ -15,6 +15,7 @@ from hostile_stages import (
     LeavesStagesOut,
     MadPipe,
     MadStage,
+    NoTimeAtAll,
     NoTokens,
     Silent,
     UnaskedLandings,
@@ -176,6 +177,19 @@ def test_what_a_stage_says_of_its_times_does_not_exceed_the_traversal() -> None:
     assert target.verifier.num_losses == 0
     assert max(each.one_s for each in target.verifier.traversals.pipeline.stages) < 1.0
     check_status(target)
+
+
+@pytest.mark.parametrize("seconds", NoTimeAtAll.seconds)
+def test_a_stage_that_says_from_the_first_round_on_that_none_takes_any_time_changes_no_token(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NoTimeAtAll, "seconds", (seconds,))
+    pipe = MadPipe(toy_stages(NUM_STAGES), NoTimeAtAll, LAST)
+    pipe.go_mad()
+    target = Target(pipe=pipe, depth=None)
+    target.submit("a", [3, 1] * 4, GREEDY, NUM_TOKENS)
+    target.run()
+    assert target.got == target.expected
 
 
 def test_a_silent_stage_is_a_dead_one() -> None:

@@ -15,7 +15,7 @@ from starspec.policy.traversal import Pipeline, StageTime, expected_tokens
 
 MAX_DEPTH: Final = 32  # windows of one sequence
 DEPTHS: Final = (2, 3, 4, 6, 8, 12, 16, 24, MAX_DEPTH)  # that are tried
-SHORTEST_S: Final = 1e-9  # of a run: stages may say that they take no time at all
+SHORTEST_S: Final = 1e-9  # of a run and of a gap: stages may say that they take no time at all
 NEAR_BEST: Final = 0.99  # of the best speed: the least depth that comes so near, since what is refused costs computing
 MAX_ROUNDS: Final = 4  # each has its share of the sequences, and drafts for few cost a hub as much as for many
 NUM_RECENT: Final = 32  # traversals
@@ -92,7 +92,8 @@ class WindowTimes(NamedTuple):
 
     def gap_s(self, alpha: float, gap: WindowGap, depth: int, num_sequences: int = 1) -> float:
         """What a gap should take, by these times. Args: depth: windows of each sequence in flight; others: as ahead."""
-        return _Length.of(self, alpha, gap.num_draft_tokens).gap_s(depth, num_sequences, stands=gap.stands)
+        gap_s = _Length.of(self, alpha, gap.num_draft_tokens).gap_s(depth, num_sequences, stands=gap.stands)
+        return max(gap_s, SHORTEST_S)
 
     def _lengths(self, alpha: float, max_draft_tokens: int) -> list[_Length]:
         return [_Length.of(self, alpha, num) for num in range(max_draft_tokens + 1)]
