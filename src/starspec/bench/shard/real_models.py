@@ -273,7 +273,7 @@ def _pipe_of(measured: _Measured) -> tuple[PipeStats | None, int]:
 
 
 def ratios_of(rows: Sequence[ModelRow]) -> dict[str, float]:
-    """The figures to quote. `plain_vs_not_cut` of 0 ms is what stages and their wire cost."""
+    """The figures to quote. `not_cut_vs_plain` of 0 ms is what stages and their wire cost."""
     speed = {(each.mode, each.delay_ms, each.num_streams): each.tokens_per_s.median for each in rows}
     ratios = {}
     for row in rows:
