@@ -33,7 +33,7 @@ BEATS_IN_LEASE: Final = 4  # while a stage has not answered
 MAX_RAISES: Final = 8  # of the pipe epoch: one is enough, unless others attach the same stages
 ASK_AGAIN_S: Final = 0.1  # a stage that was asked is not asked again sooner, whatever it says
 SPARES_S: Final = 1.0  # so much longer than the stages may spares take to say who they are, before the target goes on
-SLOW_S: Final = 5.0  # after which the log says what is waited for
+SLOW_S: Final = 5.0  # until the log says what is waited for
 
 log = structlog.get_logger()
 
@@ -48,6 +48,7 @@ def attach(
     clock: Callable[[], float],
     hidden_dtype: HiddenDtype = "model",
     spares: Sequence[str] = (),
+    slow_s: float = SLOW_S,
 ) -> Pipe:
     """Begin a pipe epoch, higher than all that the stages have known.
 
@@ -57,6 +58,7 @@ def attach(
         timeout_s: within which all must answer.
         hidden_dtype: of hidden states on their way.
         spares: endpoints of spares, which need not be there. They are not attached.
+        slow_s: after which the log says what is waited for.
     Raises: ConfigError if a stage refuses, knows epochs that cannot be, or the stages are not one model, or if two
         names lead to one process; PeerLost if a stage does not answer, or does not reach the next one. Then those that
         have answered are told that they are free.
@@ -68,7 +70,7 @@ def attach(
         nexts = (*names[1:], "")
         messages = [Attach(PROTOCOL_VERSION, target_id, epoch, lease_s, each, hidden_dtype) for each in nexts]
         try:
-            answers = _ask(link, names, messages, deadline_s, clock)
+            answers = _ask(link, names, messages, deadline_s, slow_s, clock)
             newest = max((_known_to(*pair) for pair in zip(names, answers, strict=True)), default=PipeEpoch(0))
             _check_distinct(zip(names, (each.stage_id for each in answers), strict=True))
             if not newest:
@@ -139,7 +141,12 @@ def detach(link: PipeLink, num_stages: int, epoch: PipeEpoch) -> None:
 
 
 def _ask(
-    link: PipeLink, names: Sequence[str], messages: Sequence[Attach], deadline_s: float, clock: Callable[[], float]
+    link: PipeLink,
+    names: Sequence[str],
+    messages: Sequence[Attach],
+    deadline_s: float,
+    slow_s: float,
+    clock: Callable[[], float],
 ) -> list[Attached | Outdated]:
     """One answer of each stage. Those that have answered keep their leases meanwhile.
 
@@ -152,7 +159,7 @@ def _ask(
         now = clock()
         if now >= deadline_s:
             raise PeerLost(asking.why_waiting())
-        if now - started_s >= SLOW_S and not is_told:
+        if now - started_s >= slow_s and not is_told:
             is_told = True
             log.warning("waiting for stages", why=asking.why_waiting())
         if now >= next_beat_s:

@@ -57,7 +57,13 @@ class VirtualPipe:
         """A coordinator of these stages. Args: as of RemoteVerifier."""
         names = [f"stage {index}" for index in range(len(self._workers))]
         pipe = attach(
-            self, names, TargetId("bench"), lease_s=MAX_PATIENCE_S, timeout_s=MAX_PATIENCE_S, clock=self.clock
+            self,
+            names,
+            TargetId("bench"),
+            lease_s=MAX_PATIENCE_S,
+            timeout_s=MAX_PATIENCE_S,
+            clock=self.clock,
+            slow_s=MAX_PATIENCE_S,
         )
         times = StageTimes(seen_within_s=MAX_PATIENCE_S)
         return RemoteVerifier(self, pipe, self._runners[0].info, depth=depth, clock=self.clock, times=times)
