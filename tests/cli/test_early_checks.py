@@ -202,6 +202,13 @@ def test_a_cache_larger_than_the_memory_is_refused_before_weights_are_read(
     assert outcome.code == 2
 
 
+def test_up_refuses_such_a_cache_before_any_process_starts(starspec, unreadable: str, monkeypatch) -> None:
+    monkeypatch.setattr(sys.modules["starspec.cli.up"], "Supervisor", lambda *_: pytest.fail("a process starts"))
+    outcome = starspec("up", unreadable, "--port", "0", "--max-num-seqs", "1000000000")
+    assert "the KV cache of 1000000000 sequences of" in outcome.err
+    assert outcome.code == 2
+
+
 def test_the_offline_api_refuses_such_a_cache_too(unreadable: str, monkeypatch) -> None:
     monkeypatch.setattr("starspec.cache.ragged.machine_bytes", lambda: 1)
     for draft in (None, {"model": unreadable}):

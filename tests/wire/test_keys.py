@@ -692,6 +692,34 @@ async def test_a_gateway_whose_key_is_removed_is_neither_heard_nor_answered(fold
         server.close()
 
 
+async def test_a_gateway_whose_key_is_removed_is_disconnected_and_comes_back_with_it(folder: Path) -> None:
+    server = ServingServer("127.0.0.1", 0, load_keys(folder, "target"))
+    client = ServingClient(f"tcp://127.0.0.1:{server.port}", load_keys(folder, "gateway"))
+    listening = asyncio.create_task(client.receive())
+    path = folder / "gateway.public"
+    key = path.read_bytes()
+    try:
+        await connected(client)
+        client.send(Ask(PROTOCOL_VERSION))
+        assert len(await asyncio.to_thread(server.receive, 5.0)) == 1
+        path.unlink()
+        await asyncio.sleep(RELOAD_S)
+        client.send(Ask(PROTOCOL_VERSION))
+        assert await asyncio.to_thread(server.receive, 5.0) == []
+        with pytest.raises(PeerLost, match="broke"):
+            await asyncio.wait_for(listening, 5.0)
+        listening = asyncio.create_task(client.receive())
+        await asyncio.sleep(QUIET_S)
+        assert not client.is_connected
+        path.write_bytes(key)
+        await connected(client)
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        client.close()
+        server.close()
+
+
 def test_gateways_belong_to_their_named_key_and_to_the_address_where_a_key_is_shared(folder: Path) -> None:
     named = [new_key(folder, "gateway", name) for name in ("a", "b")]
     for name, each in zip("ab", named, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from starspec.audit import AuditLog
 from starspec.config.lab import LabLink, LinkShape
 from starspec.errors import ConfigError
 from starspec.lab import LabThread
+from starspec.wire.callers import RELOAD_S
 from starspec.wire.keys import Keys, generate_keys, load_keys
 from starspec.wire.transports import target_sockets
 from starspec.wire.transports.sockets import Context
@@ -62,7 +63,7 @@ def until(connection: StageConnection, holds: Callable[[], bool]) -> None:
 
 def test_one_frame_is_control_and_three_are_a_traversal_and_all_else_is_dropped() -> None:
     with connected() as (port, connection):
-        for frames in ([b"control"], [b"a", b"b"], [b"a"] * 9, [b"traversal", b"judges", b"hidden"]):
+        for frames in ([b"control"], [b"a", b"b"], [b"traversal", b"judges", b"hidden"]):
             connection.send(frames)
         control, traversal = receive(port, 2)
         assert (bytes(control.frames[0]), control.is_traversal) == (b"control", False)
@@ -70,8 +71,15 @@ def test_one_frame_is_control_and_three_are_a_traversal_and_all_else_is_dropped(
             [b"traversal", b"judges", b"hidden"],
             True,
         )
-        assert port.num_rejected == 2
+        assert port.num_rejected == 1
         assert control.caller is None
+        connection.send([b"a"] * 9)  # it ends the connection, with what was sent behind it
+        limit_s = time.monotonic() + LIMIT_S
+        while port.num_rejected == 1:
+            assert time.monotonic() < limit_s
+            assert port.receive() == []
+            time.sleep(0.01)
+        assert port.num_rejected == 2
 
 
 def test_large_frames_arrive_whole_although_they_are_not_copied() -> None:
@@ -90,6 +98,50 @@ def test_a_key_says_who_sends(tmp_path: Path) -> None:
             [arrival] = receive(port)
             assert arrival.caller is not None
             assert arrival.caller.role == role
+
+
+def test_a_target_whose_key_a_stage_does_not_know_any_more_says_so_and_comes_back_with_it(tmp_path: Path) -> None:
+    generate_keys(tmp_path)
+    path, why = tmp_path / "target.public", None
+    key = path.read_bytes()
+    with connected(load_keys(tmp_path, "stage"), load_keys(tmp_path, "target")) as (port, connection):
+        connection.send([b"x"])
+        receive(port)
+        path.unlink()
+        time.sleep(RELOAD_S)
+        limit_s = time.monotonic() + LIMIT_S
+        while why is None:
+            assert time.monotonic() < limit_s
+            connection.send([b"x"])
+            assert port.receive() == []
+            time.sleep(0.01)
+            why = connection.check()
+        assert connection.take_break()
+        assert "does not know the key of the target" in why
+        path.write_bytes(key)
+        until(connection, lambda: connection.is_ready)
+
+
+def test_a_spare_whose_key_is_mended_later_is_connected(tmp_path: Path) -> None:
+    generate_keys(tmp_path)
+    path, own, context = tmp_path / "target.public", load_keys(tmp_path, "target"), Context()
+    key = path.read_bytes()
+    path.unlink()
+    with closing(StagePort("127.0.0.1", 0, load_keys(tmp_path, "stage"), False, AuditLog.off())) as port:
+        connection = StageConnection(context, f"tcp://127.0.0.1:{port.port}", own, False, 2.0, "the target")
+        try:
+            with pytest.raises(ConfigError, match="does not know the key of the target"):
+                until(connection, lambda: connection.is_ready)
+            path.write_bytes(key)
+            limit_s = time.monotonic() + LIMIT_S
+            while not connection.is_ready:
+                assert time.monotonic() < limit_s
+                time.sleep(0.01)
+                with suppress(ConfigError):
+                    connection.check()
+        finally:
+            connection.close()
+            context.term()
 
 
 def test_a_link_as_far_as_a_satellite_takes_keys(tmp_path: Path) -> None:

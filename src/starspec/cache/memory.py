@@ -12,6 +12,23 @@ def machine_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def check_rows(num_rows: int, max_len: int, num_row_bytes: int, memory_bytes: int) -> None:
+    """Check the cache of one model.
+
+    Args:
+        max_len: positions of a row.
+        num_row_bytes: of a row when every slot of it has been used.
+        memory_bytes: of the machine.
+    Raises: ConfigError if the memory does not hold it.
+    """
+    if num_rows * num_row_bytes > memory_bytes:
+        raise ConfigError(
+            f"the KV cache of {num_rows} sequences of {max_len} tokens (with drafts) takes {num_rows * num_row_bytes} "
+            f"bytes, more than this machine's memory of {memory_bytes} bytes; lower the number of sequences "
+            "(max_num_seqs of a server, batch sizes or ExSpec's window of a measurement) or max_model_len"
+        )
+
+
 def check_together(target_bytes: int, draft_bytes: int, memory_bytes: int) -> None:
     """Check the caches of a target and of a draft beside it, each of which fits alone.
 

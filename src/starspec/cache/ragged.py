@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from starspec.cache.kv_cache import KVCache, check_increasing
-from starspec.cache.memory import machine_bytes
+from starspec.cache.memory import check_rows, machine_bytes
 from starspec.errors import CacheRangeError, ConfigError
 
 KEY_BLOCK: Final = 64  # slots; a row has a whole number of blocks, so that attention may read whole blocks
@@ -234,13 +234,8 @@ def num_rows_within(
     num_row_bytes = row_bytes(num_layers, max_len, num_kv_heads, head_dim, dtype=dtype)
     most = machine_bytes() if torch.device(device).type == "cpu" else None
     if num_bytes is None:
-        if most is not None and num_rows * num_row_bytes > most:
-            raise ConfigError(
-                f"the KV cache of {num_rows} sequences of {max_len} tokens (with drafts) takes "
-                f"{num_rows * num_row_bytes} bytes, more than this machine's memory of {most} bytes; lower the "
-                "number of sequences (max_num_seqs of a server, batch sizes or ExSpec's window of a measurement) "
-                "or max_model_len"
-            )
+        if most is not None:
+            check_rows(num_rows, max_len, num_row_bytes, most)
     else:
         if most is not None and num_bytes > most:
             raise ConfigError(

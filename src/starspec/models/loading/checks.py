@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from starspec.cache.memory import check_rows, machine_bytes
+from starspec.config import MAX_DRAFT_TOKENS
 from starspec.config.model import DEFAULT_MAX_MODEL_LEN, ModelConfig, check_there
 from starspec.config.option import A_MODEL
 from starspec.errors import ConfigError, ModelError
@@ -12,6 +14,7 @@ from starspec.models.layers import LayerRange
 from starspec.models.loading.config_json import (
     check_config_json,
     check_context_length,
+    declared_cache_numbers,
     declared_layers,
     declared_length,
 )
@@ -19,6 +22,7 @@ from starspec.models.loading.locate import is_synthetic, locate
 from starspec.models.loading.tokenizer import check_vocabulary_files
 from starspec.models.synthetic.spec import check_weightless, parse_synthetic
 
+NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAX_LAYERS: Final = 10**6  # of a model whose config.json does not say how many it has
 
 
@@ -52,6 +56,18 @@ def check_settings(*configs: ModelConfig | None) -> None:
         check_there(config.device)
         if not looks_like_a_head(config.model):
             check_context_length(config.model, config.max_model_len, _own_length(config))
+
+
+def check_declared_cache(config: ModelConfig) -> None:
+    """Check the cache of a model that was found, as far as its config.json shows its size. Loading checks all of it.
+
+    Raises: ConfigError if this machine's memory does not hold it.
+    """
+    if is_synthetic(config.model) or config.device != "cpu":
+        return
+    if num_numbers := declared_cache_numbers(locate(config.model)):
+        max_len = context_length(config) + MAX_DRAFT_TOKENS
+        check_rows(config.num_rows, max_len, num_numbers * max_len * NUMBER_BYTES[config.dtype], machine_bytes())
 
 
 def check_cut(model: str, num_stages: int) -> None:

@@ -118,6 +118,24 @@ def declared_layers(folder: Path) -> int | None:
     return num_layers if isinstance(num_layers, int) else None
 
 
+def declared_cache_numbers(folder: Path) -> int | None:
+    """Numbers that keys and values of a token take in the cache of the model in a folder whose config.json was checked.
+
+    None if the config does not say it under the usual names.
+    """
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    text = config.get("text_config")
+    text = text if isinstance(text, Mapping) else config
+    if text.get("multi_query") or text.get("kv_lora_rank"):
+        return None
+    layers, heads, hidden = (text.get(each) for each in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
+    if not all(isinstance(each, int) and each > 0 for each in (layers, heads, hidden)):
+        return None
+    kv_heads, head_dim = text.get("num_key_value_heads") or heads, text.get("head_dim") or hidden // heads
+    are_numbers = all(isinstance(each, int) and each > 0 for each in (kv_heads, head_dim))
+    return 2 * layers * kv_heads * head_dim if are_numbers else None
+
+
 def check_config_json(model: str, folder: Path) -> None:
     """Check the rotary settings in a folder's config.json, if the file exists.
 

@@ -184,6 +184,8 @@ class ServingServer:
             if num_beyond:
                 self._end(peer, frames[0])
                 self._num_rejected += len(frames) + num_beyond
+            elif not self._may_talk(peer):
+                self._server.unread.bar(peer, frames[0])  # it comes again, and is refused at the door
             elif self._inbox.has_room(peer, work_of(frames)):
                 self._inbox.put(peer, [frame.bytes for frame in frames])
             else:
@@ -204,7 +206,7 @@ class ServingServer:
             self._audit.note("gateway_connected", key=key.name, peer=peer.hex())
 
     def _may_talk(self, peer: PeerId) -> bool:
-        """Whether the peer's key is still in the folder. ZeroMQ cannot close one connection: it is ignored instead."""
+        """Whether the peer's key is still in the folder."""
         return self._server.callers is None or self._server.callers.is_allowed(self._inbox.key(peer))
 
     def _decode(self, peer: PeerId, frame: bytes, now: float) -> GatewayToTarget | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
@@ -16,6 +18,7 @@ from starspec.wire.transports.sockets import (
     HANDSHAKE_FAILED,
     HANDSHAKE_MS,
     LOST,
+    REFUSED_KEY_RETRY_S,
     Context,
     Socket,
     host_of,
@@ -52,7 +55,8 @@ class StageConnection:
         self.has_broken = False  # it was connected, and then was not
         self._what = what
         self._is_connected = self._was_connected = False
-        self._num_broken = 0
+        self._num_broken = 0  # handshakes, since it was connected
+        self._again_s = math.inf  # when it connects again after its key was refused: ZeroMQ does not
         self._connect = partial(_connecting, context, endpoint, keys, silence_s)
         try:
             self._socket: TargetSocket | None = self._connect()  # None: it is left alone
@@ -83,22 +87,28 @@ class StageConnection:
         """End the connection, with all that came and is not read, until `come_back`."""
         self.close()
         self._socket, self.has_broken = None, self.has_broken or self._is_connected
-        self._is_connected = False
+        self._is_connected, self._again_s = False, math.inf
 
     def come_back(self) -> None:
         """Start to connect again. If the system refuses, or the stages' key is gone by now, it stays left alone."""
         with contextlib.suppress(zmq.ZMQError, ConfigError):
             self._socket = self._connect()
 
-    def check(self) -> None:
+    def check(self) -> str | None:
         """Note what has become of the connection.
 
+        Returns: why it cannot be made again, as far as is known now.
         Raises: ConfigError if it never was made, and cannot be, for a reason that waiting does not change.
         """
+        if time.monotonic() >= self._again_s:
+            self.leave()
+            self.come_back()
+        why: str | None = None
         for event, value in () if self._socket is None else self._socket.events():
-            problem = self._note(event, value)
-            if problem is not None and not self._was_connected:
-                raise ConfigError(problem)
+            why = self._note(event, value) or why
+            if why is not None and not self._was_connected:
+                raise ConfigError(why)
+        return why
 
     def take_break(self) -> bool:
         """Whether it has broken since the last call."""
@@ -122,10 +132,13 @@ class StageConnection:
         """Returns: why the connection cannot be made, as far as this event tells."""
         if event == READY:
             self._is_connected = self._was_connected = True
+            self._num_broken = 0
         elif event & LOST and self._is_connected:
             self._is_connected, self.has_broken = False, True
         elif event & HANDSHAKE_FAILED:
             self._num_broken += 1
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._again_s = time.monotonic() + REFUSED_KEY_RETRY_S
             return self._why_failed(event, value)
         return None
 

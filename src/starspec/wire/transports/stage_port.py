@@ -96,7 +96,10 @@ class StagePort:
         return self._server.unread.num_moves
 
     def receive(self) -> list[StageArrival]:
-        """What has arrived, in order for each peer. Never waits. What comes from a removed key is dropped."""
+        """What has arrived, in order for each peer. Never waits.
+
+        Effects: ends the connections of keys that were removed.
+        """
         arrived, now, callers = [], self._clock(), self._server.callers
         for _ in range(READ_BURST):
             try:
@@ -110,7 +113,9 @@ class StagePort:
                 self.num_rejected += 1
                 continue
             caller = None if callers is None else callers.owner_of(key_of(frames[0]))
-            if caller is not None or callers is None:
+            if caller is None and callers is not None:
+                self._server.unread.bar(sender.bytes, frames[0])  # it comes again, and is refused at the door
+            else:
                 arrived.append(StageArrival(PeerId(sender.bytes), caller, [each.buffer for each in frames], now))
         return arrived
 

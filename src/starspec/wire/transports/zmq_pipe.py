@@ -138,11 +138,14 @@ class ZmqPipe:
         elif member.is_ready:
             flood.note_connected(now)
         try:
-            member.check()
+            why = member.check()
         except ConfigError as error:
             if index < self._num_stages:
                 raise
-            self._log_limit.log(log.warning, "a spare cannot be connected", why=str(error))
+            why = str(error)
+        if why is not None:
+            event = "a stage cannot be connected" if index < self._num_stages else "a spare cannot be connected"
+            self._log_limit.log(log.warning, event, why=why)
 
     def _leave(self, index: int, now: float) -> None:
         """Leave a stage alone: it floods."""
