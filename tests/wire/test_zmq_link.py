@@ -19,7 +19,7 @@ from starspec.errors import ConfigError, OurBug
 from starspec.hub.loop import HubLoop
 from starspec.ids import Epoch, LinkId, Tag, TargetId
 from starspec.policy import peer_limits
-from starspec.policy.reconnecting import HINT_S, START_S
+from starspec.policy.reconnecting import HINT_S, RETRY_S, START_S, UNHEARD_S
 from starspec.sampling.spec import SamplingSpec
 from starspec.stats import HubStats, HubTargetStats
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, MAX_PUBLIC_FRAME_BYTES, Decoder, encode
@@ -70,6 +70,23 @@ def test_a_hub_that_loads_for_long_is_no_alarm_and_one_that_never_comes_is(star)
         target.receive(0.0)
         target.receive(0.0)
     assert [(each["log_level"], each["problem"]) for each in logs[1:]] == [("warning", target.problem)]
+
+
+def test_what_is_there_and_does_not_answer_is_a_warning_soon(star) -> None:
+    now = 1.0
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as stage:
+        stage.linger = 0
+        target = star.target(f"tcp://127.0.0.1:{stage.bind_to_random_port('tcp://127.0.0.1')}", clock=lambda: now)
+        with capture_logs() as logs:
+            while not stage.poll(10):
+                target.receive(0.0)
+            assert logs == []
+            now += UNHEARD_S
+            target.receive(0.0)
+            now += RETRY_S
+            target.receive(0.0)
+    assert [each["problem"] for each in logs if each["log_level"] == "warning"] == [target.problem]
+    assert "is there and does not answer: does the hub hang, or is it not a hub?" in target.problem
 
 
 def test_a_target_is_welcomed_to_a_port_of_its_own_and_is_answered_there(star) -> None:

@@ -25,6 +25,7 @@ LONGEST_RETRY_S: Final = 4.0  # ... up to this,
 BREACH_S: Final = 1.0  # or, if the hub broke the rules, from this ...
 LONGEST_BREACH_S: Final = 60.0  # ... up to this
 HINT_S: Final = 3.0  # log, not as a warning, that the first hub has not answered for so long: it may be starting
+UNHEARD_S: Final = 10.0  # log a warning that one to which Hello went has not answered for so long: a hub does at once
 START_S: Final = 600.0  # log a warning then. `starspec up` gives its processes as long to start
 
 

@@ -165,9 +165,8 @@ class ZmqPipe:
                 messages += self._decoder.decode_all(frames)
             except PeerProtocolError as error:
                 allowance.take(BAD_WORK, now)
-                self._log_limit.log(
-                    log.warning, "a stage sends bytes that are not a message", stage=stage.endpoint, why=str(error)
-                )
+                event = "what answers there sends bytes that are not a message: is it a stage, of this release?"
+                self._log_limit.log(log.warning, event, stage=stage.endpoint, why=str(error))
         if stage.take_break():
             messages.append(Broken(is_flood=stage.is_left or stage.floods))
         return messages

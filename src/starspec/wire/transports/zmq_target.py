@@ -22,6 +22,7 @@ from starspec.policy.reconnecting import (
     ATTACH_S,
     REFUSED_RETRY_S,
     RETRY_S,
+    UNHEARD_S,
     Reconnecting,
     after_refusal_s,
     keep_alive_s,
@@ -98,6 +99,7 @@ class ZmqTarget:
         self._terms: Welcome | None = None
         self._send_at = 0.0  # when the next Hello or keep-alive is due
         self._give_up_at = math.inf
+        self._unheard_at = math.inf  # when people are told that nothing answers over the public connection
         self._fault_at = -math.inf  # when the last Fault was sent to the hub
         self._is_closed = False
         self.problem = f"no hub has answered yet at {endpoint}"  # why this target is not connected, as text
@@ -180,6 +182,7 @@ class ZmqTarget:
             if now < self._send_at:
                 return
             self._public = self._socket_factory.connect_public(self._endpoint)
+            self._unheard_at = math.inf
         if self._public.has_cut:
             self._break(ENDLESS, now)
             return
@@ -204,6 +207,9 @@ class ZmqTarget:
             self._link.send(self._hello)
             self._public_answers.owe(1.0)
             self._send_at = now + RETRY_S
+            self._unheard_at = min(self._unheard_at, now + UNHEARD_S)
+            if now >= self._unheard_at:
+                self._complain(f"{self._endpoint} is there and does not answer: does the hub hang, or is it not a hub?")
 
     def _note_start(self, now: float) -> None:
         """The first hub has not answered yet."""
