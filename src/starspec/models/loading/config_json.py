@@ -124,16 +124,21 @@ def declared_cache_numbers(folder: Path) -> int | None:
     None if the config does not say it under the usual names.
     """
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    text = config.get("text_config")
-    text = text if isinstance(text, Mapping) else config
+    nested = config.get("text_config")
+    text: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config
     if text.get("multi_query") or text.get("kv_lora_rank"):
         return None
-    layers, heads, hidden = (text.get(each) for each in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
-    if not all(isinstance(each, int) and each > 0 for each in (layers, heads, hidden)):
-        return None
-    kv_heads, head_dim = text.get("num_key_value_heads") or heads, text.get("head_dim") or hidden // heads
-    are_numbers = all(isinstance(each, int) and each > 0 for each in (kv_heads, head_dim))
-    return 2 * layers * kv_heads * head_dim if are_numbers else None
+    num_layers, num_heads = text.get("num_hidden_layers"), text.get("num_attention_heads")
+    num_kv_heads, head_dim = text.get("num_key_value_heads") or num_heads, text.get("head_dim")
+    if not head_dim and _is_count(num_heads) and _is_count(text.get("hidden_size")):
+        head_dim = text["hidden_size"] // num_heads
+    if _is_count(num_layers) and _is_count(num_kv_heads) and _is_count(head_dim):
+        return 2 * num_layers * num_kv_heads * head_dim
+    return None
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and value > 0
 
 
 def check_config_json(model: str, folder: Path) -> None:
