@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -40,6 +41,7 @@ class AuditLog:
         self._lock = threading.Lock()
         self._limit = LogLimit(clock, MAX_LINES_PER_S, interval_s=1.0)
         self._has_failed = False
+        self._mend = b""  # what comes before the next line
         try:
             self._file = None if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError as error:
@@ -72,13 +74,21 @@ class AuditLog:
             self._file = None
 
     def _write(self, line: bytes) -> None:
+        """If a line before was cut off, this one still begins a line of its own."""
         assert self._file is not None
+        line, why = self._mend + line, os.strerror(errno.ENOSPC)
         try:
-            os.write(self._file, line)
+            num_written = os.write(self._file, line)
         except OSError as error:
-            if not self._has_failed:
-                self._has_failed = True
-                log.error("the audit log cannot be written; lines are missing from now on", why=error.strerror)
+            num_written, why = 0, error.strerror or str(error)
+        if num_written == len(line):
+            self._mend = b""
+            return
+        if num_written:
+            self._mend = b"\n"
+        if not self._has_failed:
+            self._has_failed = True
+            log.error("the audit log cannot be written; lines are missing from now on", why=why)
 
 
 def _clipped(value: str | float) -> str | float:

@@ -791,6 +791,22 @@ def test_an_audit_log_that_floods_leaves_lines_out_and_says_how_many(tmp_path: P
     assert lines[-1]["num_left_out"] == 50
 
 
+def test_a_line_of_the_audit_log_that_a_full_disk_cuts_off_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = AuditLog(tmp_path / "audit", "p")
+    with capture_logs() as logs, monkeypatch.context() as full:
+        usual = os.write
+        full.setattr(os, "write", lambda file, line: usual(file, line[:20]))
+        audit.note("cut off")
+    for event in ("first", "second"):
+        audit.note(event)
+    [half, *lines] = (tmp_path / "audit").read_text().splitlines()
+    assert len(half) == 20
+    assert [json.loads(line)["event"] for line in lines] == ["first", "second"]
+    assert [entry["why"] for entry in logs] == ["No space left on device"]
+
+
 def test_an_audit_log_on_a_full_disk_costs_lines_and_not_the_process(tmp_path: Path) -> None:
     audit = AuditLog("/dev/full", "p")
     with capture_logs() as logs:
