@@ -7,6 +7,11 @@ stream at a time on one target, with the EAGLE head that ships with starspec, an
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # what follows takes seconds to import
+    from starspec.__main__ import end_imports_on_ctrl_c
+
+    end_imports_on_ctrl_c()
+
 import argparse
 import asyncio
 import contextlib
@@ -27,6 +32,7 @@ from rich.table import Table
 
 from race import HEAD, SELF_DRAFT, RaceRow, race, race_line, race_rows
 from star_process import star
+from starspec.__main__ import EXIT_INTERRUPTED
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report, write_report
 from starspec.models.loading.demo_model import demo_head_folder, demo_model_folder
@@ -254,6 +260,7 @@ def main() -> None:
         parser.error(f"--json: {why}")
     if why := why_full(sys.stdout.fileno()):
         parser.error(f"the output cannot be written: {why}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also inside an import: the star must be stopped
     for ending in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what was started is stopped on the way out
         signal.signal(ending, lambda number, _: sys.exit(128 + number))
     started_s = time.monotonic()
@@ -278,4 +285,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)

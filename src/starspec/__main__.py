@@ -13,12 +13,17 @@ SHOW_CURSOR = "\x1b[?25h"  # which a progress bar hides
 
 def main() -> None:
     """Run the command line of this process. Ctrl-C never prints a traceback, also while modules are imported."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+    end_imports_on_ctrl_c()
     os.environ["PYTHONSAFEPATH"] = "1"  # no Python that this process starts imports from the present folder
     from starspec.cli import main as run  # noqa: PLC0415 (takes a second)
 
     run()
+
+
+def end_imports_on_ctrl_c() -> None:
+    """From now on Ctrl-C inside an import ends this process in silence."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the signature of a handler)

@@ -67,16 +67,18 @@ def test_the_demo_answers_eight_prompts_identically(smollm2: Path, tmp_path: Pat
     assert f"{receipt['ratios']['the EAGLE head, all']:.2f}x (" in races[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_demo_that_is_ended_stops_every_process(smollm2: Path, number: int) -> None:
     assert smollm2.is_dir()
-    demo = subprocess.Popen([sys.executable, str(DEMO)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    demo = subprocess.Popen([sys.executable, str(DEMO)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     limit_s = time.monotonic() + 60.0
     while len(started := psutil.Process(demo.pid).children(recursive=True)) < 4:  # up, hub and targets
         assert demo.poll() is None
         assert time.monotonic() < limit_s
         time.sleep(0.2)
     demo.send_signal(number)
-    assert demo.wait(60.0) == 128 + number
+    _, errors = demo.communicate(timeout=60.0)
+    assert demo.returncode == 128 + number
+    assert "Traceback" not in errors
     _, alive = psutil.wait_procs(started, timeout=10.0)
     assert not alive
