@@ -18,7 +18,7 @@ One under way waits then, and ends after MAX_TRIED rounds in all, without a word
 Trials together cost about SHARE of the time.
 
 Why times, and not tokens a second: these vary with the text by a factor of 2 and more, so that hundreds of rounds would
-have to be compared. Times vary by a few per cent, and what the text does, the usual acceptance tells of both ways.
+have to be compared. Times vary by a few per cent, and what the text does, its acceptance tells of both ways.
 
 The times of stages, links and drafts leave out what nobody measures: windows queue behind those on refused tokens, a
 draft that was taken back is prefilled again, or a hub that runs ahead has the next draft at once. So each way also
