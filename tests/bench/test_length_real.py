@@ -19,7 +19,7 @@ from starspec.bench.length.real_pair import measure_real_pair
 from starspec.bench.length.real_plan import RealPlan
 from starspec.bench.length.real_report import blocks, draw
 from starspec.bench.length.real_rows import Cell, RealReport, cell_rows, ratios_of, rival_rows
-from starspec.bench.length.rivals import PLAIN, Rival, all_rivals, default_rival, rivals_at, static_rival
+from starspec.bench.length.rivals import PLAIN, Rival, all_rivals, default_rival, static_rival
 from starspec.bench.length.signals import DEPTH, STATING, TokenSignals, WireBytes, entropy_of, signal_row, wire_rows
 from starspec.config import Quantization
 from starspec.engine.sequence import Finish, RoundOutput
@@ -69,9 +69,9 @@ def test_every_rival_is_a_row_of_every_cell(report: RealReport) -> None:
         for temperature in PLAN.temperatures
         for size in (1, 3, 5)
     ]
-    expected = [(cell, each.name) for cell in cells for each in rivals_at(cell.batch_size, (5,))]
+    expected = [(cell, each.name) for cell in cells for each in PLAN.rivals_at(cell.batch_size)]
     assert [(row.cell, row.method) for row in report.rows] == expected
-    assert [each.name for each in rivals_at(5, (5,))] == [PLAIN, default_rival().name]
+    assert [each.name for each in PLAN.rivals_at(5)] == [PLAIN, default_rival().name]
 
 
 def test_no_policy_changes_a_token_at_any_temperature_in_any_batch(report: RealReport) -> None:
@@ -232,6 +232,18 @@ def test_the_default_is_among_the_rivals_and_each_occurs_once() -> None:
     assert len(set(names)) == len(names)
 
 
+def test_policies_that_were_left_out_are_no_rivals_and_no_columns(report: RealReport) -> None:
+    plan = replace(PLAN, policies=("dsde",))
+    names = [each.name for each in plan.rivals_at(3)]
+    assert {PLAIN, "static 2", "dsde", default_rival().name} < set(names)
+    assert not {"adaedl", "confidence"} & set(names)
+    table = blocks(replace(report, rows=[row for row in report.rows if row.method in names]))[0]
+    assert isinstance(table, Table)
+    titles = {column.title for column in table.columns}
+    assert "dsde" in titles
+    assert "adaedl" not in titles
+
+
 # ---------------------------------------------------------------- categories and plan
 
 
@@ -276,6 +288,7 @@ def test_the_estimate_counts_all_rounds_of_all_rivals() -> None:
         ({"temperatures": ()}, "give at least one of each"),
         ({"large_batch_sizes": (8,)}, "each number once"),
         ({"temperatures": (-1.0,)}, "numbers from 0 on"),
+        ({"policies": ("dsd",)}, "--policies: there is no 'dsd'; did you mean 'dsde'"),
     ],
     ids=str,
 )

@@ -57,6 +57,9 @@ POLICIES: Final[dict[str, LengthPolicy]] = {
 }
 
 
+WEIGHING: Final = (Goodput, WithoutWaits)  # those of them that read costs
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridPlan:
     """Which scenes, and how much of each."""
@@ -105,7 +108,7 @@ def measure_scene(scene: Scene, num_tokens: int) -> LengthRow:
     """Run every policy and every fixed length in one scene."""
 
     def speed(policy: LengthPolicy) -> float:
-        return Simulation(scene, policy).run(num_tokens)
+        return Simulation(scene, policy, weighs_costs=isinstance(policy, WEIGHING)).run(num_tokens)
 
     fixed = {length: speed(FixedLength(DraftBudget.chain(length))) for length in LENGTHS}
     best = max(fixed, key=fixed.__getitem__)

@@ -19,7 +19,7 @@ from starspec.bench.batch.plan import BatchMethod
 from starspec.bench.length.categories import by_category, fitting_in, spread_repeated
 from starspec.bench.length.real_plan import WARM_SHARE, RealPlan
 from starspec.bench.length.real_rows import Cell, RealReport, RivalRow, ratios_of, rival_rows
-from starspec.bench.length.rivals import PLAIN, Rival, default_rival, rivals_at
+from starspec.bench.length.rivals import PLAIN, Rival, default_rival
 from starspec.bench.length.signals import (
     STATING,
     SignalRecorder,
@@ -92,7 +92,7 @@ class _Bench:
     @contextmanager
     def contestants(self, cell: Cell) -> Iterator[dict[Rival, Drafts]]:
         """The rivals of a cell with their drafts, none of which has learnt anything."""
-        drafts = {rival: self._drafts(rival, cell) for rival in rivals_at(cell.batch_size, self.plan.large_batch_sizes)}
+        drafts = {rival: self._drafts(rival, cell) for rival in self.plan.rivals_at(cell.batch_size)}
         try:
             yield drafts
         finally:

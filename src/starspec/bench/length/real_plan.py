@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
-from starspec.bench.length.rivals import rivals_at
+from starspec.bench.length.rivals import PLAIN, POLICIES, Rival, all_rivals, default_rival
+from starspec.config import Policy, nearest
 from starspec.config.option import MEASURE, Option
 from starspec.errors import ConfigError
 
@@ -19,13 +20,17 @@ QUICK_TOKENS: Final = 16
 class RealPlan:
     """How much to measure.
 
-    Raises: ConfigError naming an option without values, or with repeated ones.
+    Raises: ConfigError naming an option without values, with repeated ones, or with an unknown policy.
     """
 
     categories: Annotated[
         tuple[str, ...],
         Option("Categories of the prompts to measure, as qa,rag.", MEASURE, shown="all", form="names"),
     ] = ()
+    policies: Annotated[
+        tuple[Policy, ...],
+        Option(f"Length policies to measure, any of {', '.join(POLICIES)}.", MEASURE, form="names"),
+    ] = POLICIES
     temperatures: Annotated[
         tuple[float, ...],
         Option("Temperatures to try: 0 = greedy, 1 = the model's own distribution.", MEASURE, form="reals"),
@@ -47,6 +52,9 @@ class RealPlan:
     def __post_init__(self) -> None:
         if not self.temperatures or not self.batch_sizes:
             raise ConfigError("--temperatures and --batch-sizes: give at least one of each")
+        for name in self.policies:
+            if name not in POLICIES:
+                raise ConfigError(f"--policies: there is no '{name}'{nearest(name, list(POLICIES))}")
         sizes = (*self.batch_sizes, *self.large_batch_sizes)
         if len(set(sizes)) < len(sizes):
             raise ConfigError(f"--batch-sizes and --large-batch-sizes: each number once, got {list(sizes)}")
@@ -57,6 +65,12 @@ class RealPlan:
     def all_batch_sizes(self) -> tuple[int, ...]:
         return self.batch_sizes + self.large_batch_sizes
 
+    def rivals_at(self, batch_size: int) -> list[Rival]:
+        """Those of a batch size: in large ones, plain decoding and the default."""
+        if batch_size in self.large_batch_sizes:
+            return [Rival(PLAIN), default_rival()]
+        return all_rivals(self.policies)
+
     def num_jobs(self, batch_size: int) -> int:
         return max(self.num_prompts, batch_size)
 
@@ -66,9 +80,7 @@ class RealPlan:
 
     def num_turns(self, num_kinds: int) -> int:
         """How often `measure_real_pair` advances. Args: num_kinds: categories times drafters."""
-        num_runs = sum(
-            len(rivals_at(size, self.large_batch_sizes)) * (1 + self.num_repeats) for size in self.all_batch_sizes
-        )
+        num_runs = sum(len(self.rivals_at(size)) * (1 + self.num_repeats) for size in self.all_batch_sizes)
         return num_kinds * len(self.temperatures) * (num_runs + 1)
 
     def estimate_s(self, round_s: Mapping[int, float], num_kinds: int) -> float:
@@ -79,11 +91,7 @@ class RealPlan:
         """
         num_answers = self.num_repeats + 1 / WARM_SHARE
         rounds_s = sum(
-            round_s[size]
-            * len(rivals_at(size, self.large_batch_sizes))
-            * -(-self.num_jobs(size) // size)
-            * self.max_tokens
-            * num_answers
+            round_s[size] * len(self.rivals_at(size)) * -(-self.num_jobs(size) // size) * self.max_tokens * num_answers
             for size in self.all_batch_sizes
         )
         return num_kinds * len(self.temperatures) * rounds_s

@@ -48,7 +48,7 @@ WIRE_TITLE = f"encoded bytes of a message, chains of {DEPTH}, {NUM_STATED} state
 
 def blocks(report: RealReport) -> list[Block]:
     """What people read."""
-    sides = [(name, _vs_static_opt(name)) for name in POLICIES]
+    sides = [(name, _vs_static_opt(name)) for name in _ran(report.rows)]
     columns = (
         *CELL_COLUMNS,
         *(Column(name, of, ".2f") for name, of in sides),
@@ -67,6 +67,11 @@ def blocks(report: RealReport) -> list[Block]:
         f"default policy: {report.default_method}; it took {report.seconds:.0f} s, {report.estimated_s:.0f} s expected",
         *ratio_lines(report.ratios),
     ]
+
+
+def _ran(rows: Sequence[RivalRow]) -> list[str]:
+    """The policies that were measured."""
+    return [name for name in POLICIES if any(row.method == name for row in rows)]
 
 
 def _vs_static_opt(policy: str) -> Callable[[CellRow], float | None]:
@@ -111,7 +116,8 @@ def draw(rows: Sequence[RivalRow], path: Path) -> None:
 def _lines(cells: Sequence[CellRow]) -> dict[str, list[float]]:
     """Name -> speed over static-opt in each cell."""
     plain = [row.plain / (row.static_opt or 1.0) for row in cells]
-    return {name: [row.vs_static_opt(name) or 0.0 for row in cells] for name in POLICIES} | {"plain": plain}
+    policies = [name for name in POLICIES if any(name in row.policies for row in cells)]
+    return {name: [row.vs_static_opt(name) or 0.0 for row in cells] for name in policies} | {"plain": plain}
 
 
 def _label(row: CellRow) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -48,12 +48,7 @@ def default_rival() -> Rival:
     return policy_rival(SpeculativeConfig().length.policy)
 
 
-def all_rivals() -> list[Rival]:
-    """Plain decoding first, then the fixed lengths, then the policies."""
+def all_rivals(policies: Sequence[Policy] = POLICIES) -> list[Rival]:
+    """Plain decoding first, then the fixed lengths, then these policies and the default one."""
     fixed = [static_rival(length) for length in STATIC_LENGTHS]
-    return list(dict.fromkeys([Rival(PLAIN), *fixed, *map(policy_rival, POLICIES), default_rival()]))
-
-
-def rivals_at(batch_size: int, large_batch_sizes: tuple[int, ...]) -> list[Rival]:
-    """Those of a batch size: in large ones, plain decoding and the default."""
-    return [Rival(PLAIN), default_rival()] if batch_size in large_batch_sizes else all_rivals()
+    return list(dict.fromkeys([Rival(PLAIN), *fixed, *map(policy_rival, policies), default_rival()]))
