@@ -49,6 +49,13 @@ def test_steps_that_are_wider_than_any_measured_one_cost_at_most_in_proportion()
     assert together.at_most(3.0, 48.0) == pytest.approx(2 * 0.3, rel=0.05)
 
 
+@pytest.mark.parametrize("depth", [3, 10])
+def test_a_round_that_is_much_deeper_than_any_before_takes_as_long_as_it_should(depth: int) -> None:
+    """It is not cut as an interrupted one is: that would make draft steps look cheaper, and the way there dearer."""
+    learnt = learn(RoundCost(0.0, 0.1, 0.0, deepest=depth), [*([1] for _ in range(20)), [depth, 1]]).cost
+    assert learnt.step_s == pytest.approx(0.1, rel=0.01)
+
+
 @given(st.lists(st.tuples(lengths, st.floats(1e-4, 1.0)), min_size=1, max_size=60))
 def test_whatever_rounds_took_no_part_is_negative_and_no_round_is_free(rounds: list[tuple[list[int], float]]) -> None:
     times = RoundTimes()

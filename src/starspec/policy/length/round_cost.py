@@ -57,6 +57,10 @@ class RoundCost(NamedTuple):
         growth = max(1.0, num_tokens / (num_steps * self.widest))
         return self.fixed_s + self.step_s * num_steps * growth + self.token_s * num_tokens
 
+    def at_most_of(self, lengths: Sequence[int], num_caught_up: int = 0) -> float:
+        """As `seconds_of`, with `at_most`."""
+        return self.at_most(max(lengths), sum(lengths)) + self.caught_up_s * num_caught_up
+
     def seconds_of(self, lengths: Sequence[int], num_caught_up: int = 0) -> float:
         """Cost of a round with drafts of such lengths, at least one of which is not 0. Args: as Round."""
         return float(self.seconds(max(lengths), np.array(float(sum(lengths))))) + self.caught_up_s * num_caught_up
@@ -84,7 +88,7 @@ class RoundTimes:
         """Take in the newest round."""
         has_changed = False
         if len(self._rounds) >= FEW:
-            expected_s = self.cost.seconds_of(round_.lengths, round_.num_caught_up)
+            expected_s = self.cost.at_most_of(round_.lengths, round_.num_caught_up)
             before, self._last_ratio = self._last_ratio, round_.seconds / expected_s if expected_s else 1.0
             round_ = round_._replace(seconds=min(round_.seconds, MAX_RATIO * expected_s * max(1.0, before)))
             has_changed = min(before, self._last_ratio) > MAX_RATIO or max(before, self._last_ratio) < 1.0 / MAX_RATIO
