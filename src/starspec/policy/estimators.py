@@ -67,6 +67,11 @@ class DecayedRatio:
         self._num_events = self._fade * self._num_events + num_events
 
     @property
+    def num_trials(self) -> float:
+        """Trials, as they count now."""
+        return self._num_trials
+
+    @property
     def value(self) -> float:
         """Events per trial; 0 while there is no trial."""
         return self._num_events / self._num_trials if self._num_trials else 0.0

@@ -8,11 +8,12 @@ import pytest
 from weighing_toys import STEP_S, measured, sequence
 
 from starspec.policy.deadline import Round
+from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.costs import Costs
 from starspec.policy.length.goodput import MAX_DEFERRED, PROBE_STEPS, Goodput
 from starspec.policy.length.round_cost import RoundTimes
 from starspec.policy.length.snapshot import OFF, PLAIN_TRIAL, Choice, RoundSnapshot, SequenceSnapshot
-from starspec.policy.length.trials import CREDIT_ROUNDS, Trials
+from starspec.policy.length.trials import CREDIT_ROUNDS, PROMISED_ROUNDS, Trials
 from starspec.speculation.budget import DraftBudget
 
 POLICY = Goodput(DraftBudget.chain(4))
@@ -50,6 +51,12 @@ def spent() -> Trials:
     """An account that allows nothing."""
     trials = Trials()
     trials.spend(1e9)
+    return trials
+
+
+def drafting(trials: Trials) -> Trials:
+    """The account after rounds with drafts."""
+    trials.was_drafting = True
     return trials
 
 
@@ -108,14 +115,16 @@ def test_a_probe_whose_draft_did_not_come_goes_on_for_one_round() -> None:
 
 def test_a_round_goes_plain_where_its_time_without_drafts_is_not_known_and_says_that_it_is_a_trial() -> None:
     costs = measured(dict.fromkeys((1, 100), STEP_S), wait_s=0.2)
-    assert choose([sequence(), sequence()], costs, Trials()) == [PLAIN_TRIAL] * 2
-    assert lengths(choose([sequence(), sequence()], costs)) == [4, 4], "it costs more than is allowed"
+    assert choose([sequence(), sequence()], costs, drafting(Trials())) == [PLAIN_TRIAL] * 2
+    assert lengths(choose([sequence(), sequence()], costs, drafting(spent()))) == [4, 4], (
+        "it costs more than is allowed"
+    )
 
 
 def test_beside_prefill_nothing_is_measured() -> None:
     costs = measured(dict.fromkeys((1, 100), STEP_S), wait_s=0.2)
     costs.prefill.add_request(100, None)
-    assert lengths(choose([sequence(), sequence()], costs, Trials())) == [4, 4]
+    assert lengths(choose([sequence(), sequence()], costs, drafting(Trials()))) == [4, 4]
 
 
 def test_prompts_wait_for_a_few_rounds_while_no_step_of_so_many_was_measured() -> None:
@@ -212,7 +221,70 @@ def test_drafts_grow_as_far_as_the_account_can_bear(left_s: float, depth: int) -
     costs = replace(measured(dict.fromkeys((1, 3), STEP_S)), rounds=RoundTimes())
     for _ in range(8):
         costs.rounds.add(Round([2], 0.2))
-    trials = Trials()
+    trials = drafting(Trials())
     trials.spend(CREDIT_ROUNDS * STEP_S - left_s)
     trials.deepest = 2
     assert lengths(choose([sequence(0.85)], costs, trials)) == [depth]
+
+
+def luck(*accepted: int) -> SequenceSnapshot:
+    """A sequence of whose drafts of four so many tokens were accepted."""
+    acceptance = Acceptance()
+    for each in accepted:
+        acceptance.add(4, each)
+    return SequenceSnapshot(max_remaining_tokens=99, num_tokens=50, acceptance=acceptance)
+
+
+def dear(gain: float) -> Costs:
+    """Drafts of four tokens, of which 0.8 are accepted each, make tokens come so many times as fast."""
+    costs = replace(measured(), rounds=RoundTimes())
+    wait_s = STEP_S * (sum(0.8**depth for depth in range(5)) / gain - 1.0)
+    for length in (1, 2, 3, 4) * 4:
+        costs.rounds.add(Round([length], wait_s))
+    return costs
+
+
+def test_bad_luck_in_few_drafts_does_not_end_drafting_and_in_many_it_does() -> None:
+    few, many = luck(1, 2), luck(*[1, 2] * 10)
+    trials = spent()
+    assert lengths(choose([few], dear(1.1), trials)) == [0], "nothing is left to spend"
+    assert choose([few], dear(1.1), Trials()) == [Choice(DraftBudget.chain(4), "probe")]
+    assert lengths(choose([many], dear(1.1), Trials())) == [0]
+
+
+def test_good_luck_in_few_drafts_is_a_trial_and_in_many_begins_drafting() -> None:
+    few, many = luck(4), luck(*[4] * 10)
+    trials = Trials()
+    assert choose([few], dear(0.8), trials) == [Choice(DraftBudget.chain(4), "probe")]
+    assert not trials.was_drafting
+    assert choose([many], dear(0.8), trials) == [Choice(DraftBudget.chain(4), "cap")]
+    assert trials.was_drafting
+    assert choose([few], dear(0.8), trials)[0].reason == "cap", "what has begun goes on"
+
+
+def test_the_more_a_trial_promises_the_more_it_may_cost() -> None:
+    def is_tried(gain: float, spent_rounds: float) -> bool:
+        trials = Trials()
+        trials.spend(spent_rounds * STEP_S)
+        return any(lengths(choose([luck(2, 2)], dear(gain), trials)))
+
+    assert is_tried(1.0, CREDIT_ROUNDS + 0.9 * PROMISED_ROUNDS)
+    assert not is_tried(1.0, CREDIT_ROUNDS + PROMISED_ROUNDS)
+    assert not is_tried(0.88, CREDIT_ROUNDS + 0.9 * PROMISED_ROUNDS)
+    assert is_tried(0.88, CREDIT_ROUNDS)
+
+
+def test_a_draft_that_is_tried_for_its_promise_goes_on_for_one_round_if_it_did_not_come() -> None:
+    trials, late = Trials(), luck(2, 2)
+    trials.spend((CREDIT_ROUNDS + PROMISED_ROUNDS - 1.0) * STEP_S)  # enough is left for one
+    found = []
+    for number in range(4):
+        found.append(lengths(choose([late], dear(1.0), trials, now_s=0.34 * number, num_emitted=number)))
+        assert late.acceptance is not None
+        late.acceptance.add(0, 0)
+    assert found == [[4], [4], [0], [0]]
+
+
+def test_for_what_it_promises_nothing_is_prefilled() -> None:
+    unheld = replace(luck(2, 2), num_to_prefill=50, is_held=False)
+    assert lengths(choose([unheld], dear(1.2), Trials())) == [0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Final
 
 from starspec.policy.estimators import DecayedRatio
@@ -62,6 +63,14 @@ class Acceptance:
         if self._usual is not None and self._usual.rate * self._usual.reach > 0.0:
             expected *= self._usual.gain / (self._usual.rate * self._usual.reach)
         return max(apart, min(1.0, self._gained.shrunk(expected, NUM_USUAL)))
+
+    @property
+    def error(self) -> float:
+        """Standard error of the rate of all sequences, by the number of tokens that were tested. How much sequences
+        differ is not in it."""
+        if self._usual is not None:
+            return self._usual.error
+        return sqrt(self.rate * (1.0 - self.rate) / (1.0 + self._accepted.num_trials))
 
     @property
     def is_idle(self) -> bool:

@@ -105,6 +105,9 @@ class _Table:
     ) -> None:
         self._accepted = accepted
         self._nodes = drafted * widths
+        # of a draft's number of nodes, what each depth adds to its variance
+        squares = np.cumsum(self._nodes * (2.0 * np.cumsum(widths) - widths), axis=1)
+        self._variances = np.diff(squares - np.cumsum(self._nodes, axis=1) ** 2, axis=1, prepend=0.0)
         self._num_sequences = num_sequences
         # of a token that is drafted: that it is accepted. None is worth more than the one before it.
         worth = np.minimum.accumulate(accepted / np.where(drafted > 0.0, drafted, 1.0), axis=1)
@@ -129,13 +132,28 @@ class _Table:
         num_nodes = np.cumsum(np.where(is_allowed, nodes, 0.0), axis=1)
         num_steps = np.cumsum(self._steps - self._fixed_steps) + self._fixed_steps.sum()
         wait_s = round_cost.seconds(num_steps[:, None], num_nodes)
-        speed = expected / (predict(self._num_sequences + num_nodes) + wait_s)
+        speed = expected / (self._step_s(predict, is_allowed, num_nodes) + wait_s)
         speed[:, :num_fixed] = 0.0
         depth, num = np.unravel_index(int(np.argmax(speed)), speed.shape)
         best, base = float(speed[depth, num]), self._base_speed(predict, round_cost)
         if best <= min_gain * base:
             return order[:num_fixed], base
         return order[: num + 1][is_allowed[depth, : num + 1]], best
+
+    def _step_s(
+        self, predict: Predict, is_allowed: NDArray[np.bool_], num_nodes: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Expected seconds of the target's step [depths, tokens].
+
+        Drafts that end early and drafts that go on make smaller and larger steps. Where costs rise behind a knee, these
+        cost more on average than a step of the average size.
+        """
+        sizes = self._num_sequences + num_nodes
+        variances = np.cumsum(np.where(is_allowed, self._variances.flat[self._order], 0.0), axis=1)
+        if variances.max() <= 0.0:
+            return predict(sizes)
+        spread = np.sqrt(np.maximum(0.0, variances))
+        return 0.5 * (predict(sizes - spread) + predict(sizes + spread))
 
     def _base_speed(self, predict: Predict, round_cost: RoundCost) -> float:
         """Expected tokens per second with the fixed drafts only."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from math import log2
 from typing import Final
 
 from starspec.policy.length.expected_speed import ChosenLengths
@@ -24,8 +25,11 @@ MIN_GAIN_ON: Final = 0.99  # ... and to go on, so that a small change decides no
 GROWTH: Final = 2  # a round may be so many times as deep as the deepest one before, and as large as the largest
 DOUBTFUL_GAIN: Final = 1.6  # above it no round is tried without drafts: they could not be so much quicker than thought
 HOPED_GAIN: Final = 1.05  # times the speed of what seems best, to try what was never measured
+HOPED_ERRORS: Final = 1.5  # standard errors by which acceptance may be higher than it seems, to go on trying drafts ...
+SURE_ERRORS: Final = 1.0  # ... and by which it may be lower, to begin drafting
 PLAIN_EVERY: Final = 64  # rounds, after which the time of a plain round is not known any more
 PROBE_STEPS: Final = 2
+MOST_HALVED: Final = 4  # times, of the probability at which drafts end: less would say that the draft knows itself
 MAX_DEFERRED: Final = 4  # rounds in a row for which prompts wait for the measurement of a plain round
 
 
@@ -57,6 +61,7 @@ class _Decision:
         self._trials = snapshot.trials or Trials()
         self._now_s, self._num_emitted = snapshot.now_s, snapshot.num_emitted
         self._was_interrupted = snapshot.was_interrupted
+        self._tokens_per_s = 0.0  # of what seems best
         self._tried: Collection[int] = ()  # indices of the sequences that take part in a trial
         # the trial of the last round, which may go on for those sequences whose drafts have not come
         self._growing_to, self._trials.growing_to = self._trials.growing_to, 0
@@ -69,7 +74,7 @@ class _Decision:
         lengths = self._lengths()
         self._trials.deepest = max(self._trials.deepest, *lengths)
         choices = [self._choice_of(index, length) for index, length in enumerate(lengths)]
-        return _sharing_doubt(choices, sum(map(bool, lengths))) if self._round.budget.p_min else choices
+        return self._doubting(choices, lengths) if self._round.budget.p_min and any(lengths) else choices
 
     def _choice_of(self, index: int, length: int) -> Choice:
         budget, most = self._round.budgets[index], self._round.limits[index]
@@ -81,6 +86,19 @@ class _Decision:
             budget = self._round.sequences[index].fitting(budget.with_steps(length))
         return Choice(budget, "probe" if index in self._tried else "cap" if length == most else "cost")
 
+    def _doubting(self, choices: Sequence[Choice], lengths: Sequence[int]) -> list[Choice]:
+        """The choices, each of which ends where its next draft step would cost more than it brings.
+
+        That is at most as early as configured, where sequences share a draft step: what is worth little to one of them
+        may be worth it to all.
+        """
+        most = self._round.budget.p_min / sum(map(bool, lengths))
+        limits = [_halved(most, worth) for worth in self._round.worthwhile(lengths, self._tokens_per_s)]
+        return [
+            each._replace(budget=replace(each.budget, p_min=limit)) if each.budget.num_draft_tokens else each
+            for each, limit in zip(choices, limits, strict=True)
+        ]
+
     def _lengths(self) -> list[int]:
         """Draft steps of each sequence."""
         self._trials.pass_time(self._round.plain_s if self._costs.steps else 0.0, self._now_s)
@@ -91,6 +109,9 @@ class _Decision:
             self._close_trial()
         min_gain = MIN_GAIN_ON if self._trials.was_drafting else MIN_GAIN
         limits, chosen = self._worth_prefill(min_gain)
+        if not self._is_sure(limits, chosen):
+            chosen = self._round.weigh(self._round.without_drafts(), min_gain)
+        self._tokens_per_s = chosen.tokens_per_s or 0.0
         is_deferring = bool(self._tried)  # probes would spoil the measurement that prompts wait for
         known, is_hoping = self._round.deepest(1), False
         if self._round.no_deeper_than(known, chosen.lengths) != chosen.lengths:  # what that costs is only hoped for
@@ -106,8 +127,17 @@ class _Decision:
             return self._round.without_drafts()
         if is_hoping or is_deferring:
             return chosen.lengths
-        finer = self._between(limits, chosen) if is_drafting else None
-        return finer or self._with_probes(chosen.lengths)
+        tried = self._between(limits, chosen) if is_drafting else self._promised(limits, chosen)
+        return tried or self._with_probes(chosen.lengths)
+
+    def _is_sure(self, limits: Sequence[int], chosen: ChosenLengths) -> bool:
+        """Whether drafting has begun, or may begin now because it would also pay if less were accepted than it seems.
+
+        Good luck in a few drafts would otherwise begin what does not pay. Until more is known, drafts are trials.
+        """
+        if self._trials.was_drafting or self._round.num_others or self._round.unheld(chosen.lengths):
+            return True
+        return not any(chosen.lengths) or any(self._round.weigh(limits, MIN_GAIN, num_errors=-SURE_ERRORS).lengths)
 
     def _first_lengths(self) -> list[int]:
         """Before any step was measured."""
@@ -174,7 +204,7 @@ class _Decision:
             self._trials.drop()
         elif num_tokens := self._num_emitted - trial.num_emitted:  # else its round has not ended
             steps, num = self._costs.steps, trial.num_sequences
-            gave_s = num_tokens / num * steps.seconds(num)
+            gave_s = num_tokens / num * steps.seconds(num) / trial.gain
             is_bound = not steps.covers(num) or bool(self._waiting)  # drafts that have not come may still bring tokens
             self._trials.close(gave_s, self._now_s, is_lower_bound=is_bound)
 
@@ -219,6 +249,28 @@ class _Decision:
             return False
         self._trials.spend(cost_s)
         return True
+
+    def _promised(self, limits: Sequence[int], chosen: ChosenLengths) -> list[int] | None:
+        """Lengths that would pay if more were accepted than it seems, by HOPED_ERRORS, if they may be tried.
+
+        Otherwise a few rejected tokens in the first drafts would end drafting for long. It goes on in the next round if
+        no draft has come.
+
+        Effects: if they may be tried, spends what they are expected to cost.
+        """
+        if self._round.num_others or chosen.tokens_per_s is None or self._costs.prefill.is_going_on:
+            return None
+        most = self._round.deferred(self._round.no_deeper_than(self._round.deepest(GROWTH), limits))
+        hoped = self._round.weigh(most, HOPED_GAIN, num_errors=HOPED_ERRORS)
+        if hoped.tokens_per_s is None or not _is_better(hoped, chosen):
+            return None
+        tried = [index for index, length in enumerate(hoped.lengths) if length]
+        is_going_on = set(tried) <= set(self._waiting)
+        promise = hoped.tokens_per_s / chosen.tokens_per_s - 1.0
+        if not self._is_allowed(hoped.lengths, chosen.lengths, is_going_on=is_going_on, promise=promise):
+            return None
+        self._note_tried(tried, is_going_on=is_going_on)
+        return hoped.lengths
 
     def _between(self, limits: Sequence[int], chosen: ChosenLengths) -> list[int] | None:
         """Lengths that make a step of a size between measured ones, if that might be much quicker and may be tried.
@@ -279,10 +331,14 @@ class _Decision:
         *,
         are_sure: bool = False,
         is_going_on: bool = False,
+        promise: float = 0.0,
     ) -> bool:
-        """Whether a trial may be made. Args: as `WeighedRound.trial_of`. Effects: if so, spends what it should cost."""
+        """Whether a trial may be made. Effects: if so, spends what it should cost.
+
+        Args: as `WeighedRound.trial_of` and `Trials.make`.
+        """
         trial = self._round.trial_of(lengths, instead_of, are_sure=are_sure)
-        return self._trials.make(trial, self._round.plain_s, is_going_on=is_going_on)
+        return self._trials.make(trial, self._round.plain_s, is_going_on=is_going_on, promise=promise)
 
     def _is_affordable(self, lengths: Sequence[int], instead_of: Sequence[int]) -> bool:
         """As `_is_allowed` for a trial that does not go on, without effects."""
@@ -296,11 +352,7 @@ def _is_better(hoped: ChosenLengths, chosen: ChosenLengths) -> bool:
     return hoped.tokens_per_s > HOPED_GAIN * chosen.tokens_per_s
 
 
-def _sharing_doubt(choices: Sequence[Choice], num_drafting: int) -> list[Choice]:
-    """A draft step that is worth little to one sequence may be worth it to all that share it."""
-    return [
-        each._replace(budget=replace(each.budget, p_min=each.budget.p_min / num_drafting))
-        if each.budget.num_draft_tokens
-        else each
-        for each in choices
-    ]
+def _halved(most: float, worth: float) -> float:
+    """The probability `most`, halved until it is about `worth`: few different ones, since budgets are compared."""
+    num_halved = MOST_HALVED if worth <= 0.0 else round(log2(most / worth))
+    return most * 0.5 ** min(MOST_HALVED, max(0, num_halved))

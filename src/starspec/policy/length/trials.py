@@ -6,7 +6,7 @@ what something else takes. A trial is allowed only while all trials together hav
 
 Trials are made where chance makes them look better than they are, so on average they bring less than is expected. The
 expected cost is charged only until a trial's round is over. Then it is replaced by the time that the round took, less
-what its tokens would have taken without drafts. A trial that gains gives back.
+what its tokens would have taken in what seemed best. A trial that gains gives back.
 
 The account belongs to one kind of drafter of a target. A hub that is replaced gets no new credit. A hub that never
 answers uses up the account of hubs, and leaves that of n-grams as it is.
@@ -24,6 +24,8 @@ from starspec.policy.length.acceptance import Acceptance
 
 SHARE: Final = 0.01  # of the time: what trials may cost in all
 CREDIT_ROUNDS: Final = 2.0  # plain rounds: what the first trials may cost, before there was any time
+PROMISED_ROUNDS: Final = 10.0  # likewise, what those may cost in addition that promise much, ...
+FULL_PROMISE: Final = 0.3  # ... which is a speed higher by so much; those that promise less, in proportion
 MAX_RATIO: Final = 2.0  # of the time of a trial's round to what was expected at most. A longer one was interrupted, and
 # its time and tokens may be those of other rounds, also of another drafter.
 LATELY_FADE: Final = 0.99  # of the sequences of the largest round, with each later one
@@ -35,8 +37,9 @@ class Trial:
     """What is expected of a trial whose round has not ended."""
 
     round_s: float  # seconds of its round, at most
-    tokens_s: float  # what its expected tokens would take without drafts
-    beside_s: float = 0.0  # what it costs beside its round: a hub's prefill, and the gain of what seems best
+    tokens_s: float  # what its expected tokens would take in what seems best
+    gain: float = 1.0  # speed of what seems best, over that without drafts
+    beside_s: float = 0.0  # what it costs beside its round: a hub's prefill
     started_s: float = 0.0  # when it was chosen
     num_sequences: int = 1  # of its round
     num_emitted: int | None = None  # tokens that rounds had given before; None = what it gives will not be known
@@ -50,7 +53,7 @@ class Trial:
         """Seconds that it has cost, if its round ends now. If that was interrupted: as charged.
 
         Args:
-            gave_s: what its tokens would have taken without drafts.
+            gave_s: what its tokens would have taken in what seemed best.
         """
         took_s = now - self.started_s
         if took_s > MAX_RATIO * self.round_s:
@@ -88,26 +91,28 @@ class Trials:
         """The round has so many sequences. Call it once a round."""
         self.num_lately = max(float(num), LATELY_FADE * self.num_lately)
 
-    def allows(self, cost_s: float, plain_s: float) -> bool:
+    def allows(self, cost_s: float, plain_s: float, promise: float = 0.0) -> bool:
         """Whether a trial that is expected to cost so much may be made.
 
         Args:
             cost_s: seconds that it takes longer than what seems best, for the tokens that it is expected to give.
             plain_s: a round without drafts.
+            promise: by what share the speed may be higher than that of what seems best, with luck.
         """
-        return self._spent_s + cost_s <= CREDIT_ROUNDS * plain_s + self._earned_s
+        num_rounds = CREDIT_ROUNDS + PROMISED_ROUNDS * min(1.0, promise / FULL_PROMISE)
+        return self._spent_s + cost_s <= num_rounds * plain_s + self._earned_s
 
     def spend(self, cost_s: float) -> None:
         """A trial is made that is charged once, with what it is expected to cost."""
         self._spent_s += max(0.0, cost_s)
 
-    def make(self, trial: Trial, plain_s: float, *, is_going_on: bool = False) -> bool:
+    def make(self, trial: Trial, plain_s: float, *, is_going_on: bool = False, promise: float = 0.0) -> bool:
         """Make a trial if it is allowed, as `allows`. Returns: whether it is made. Effects: spends what is expected.
 
         Args:
             is_going_on: it is the second round of a trial, so it is made in any case.
         """
-        is_made = self.allows(trial.cost_s, plain_s) or is_going_on
+        is_made = self.allows(trial.cost_s, plain_s, promise) or is_going_on
         if is_made:
             self.spend(trial.cost_s)
             self.open = trial
@@ -121,7 +126,7 @@ class Trials:
         """The round of the open trial is over. From now on it costs what it took and gave.
 
         Args:
-            gave_s: what its tokens would have taken without drafts.
+            gave_s: what its tokens would have taken in what seemed best.
             is_lower_bound: they may be worth more than `gave_s`. Then the trial costs no more than was expected.
         """
         assert self.open is not None

@@ -19,6 +19,7 @@ from starspec.policy.length.trials import Trial
 from starspec.speculation.budget import DraftBudget
 
 FIRST_STEPS: Final = 2  # depth of the first drafts
+MOST_HOPED: Final = 0.98  # acceptance that is hoped for, at most
 
 
 class WeighedRound:
@@ -50,13 +51,24 @@ class WeighedRound:
         self._now_s, self._num_emitted = snapshot.now_s, snapshot.num_emitted
         self._deepest_asked = 0 if snapshot.trials is None else snapshot.trials.deepest
 
-    def weigh(self, limits: Sequence[int], min_gain: float, *, is_hopeful: bool = False) -> ChosenLengths:
-        """As `fastest_lengths`, within these limits."""
+    def weigh(
+        self, limits: Sequence[int], min_gain: float, *, is_hopeful: bool = False, num_errors: float = 0.0
+    ) -> ChosenLengths:
+        """As `fastest_lengths`, within these limits.
+
+        Args:
+            num_errors: standard errors by which acceptance is taken to be higher than it seems.
+        """
+        rates, gains = self._rates, self._gains
+        if num_errors:
+            rates = [_shifted(each, num_errors) for each in self.acceptances]
+            pairs = zip(gains, rates, self._rates, strict=True)
+            gains = [min(1.0, gain * rate / known) if known else gain for gain, rate, known in pairs]
         candidates = Candidates(
-            self._rates,
+            rates,
             limits,
             self._reaches,
-            self._gains,
+            gains,
             self.are_asked if any(self.are_asked) else None,
             None if self.budget.is_chain else np.diff(self._nodes).tolist(),
             self.num_others,
@@ -145,10 +157,10 @@ class WeighedRound:
         """Seconds of a round without drafts."""
         return self.costs.steps.seconds(self.num)
 
-    def cost_of(self, lengths: Sequence[int]) -> float:
-        """Seconds of a round, at most, less what its expected tokens would take without drafts."""
+    def _gain_of(self, lengths: Sequence[int]) -> float:
+        """Expected tokens per second over those without drafts, at least 1."""
         round_s, tokens_s = self._expected(lengths)
-        return round_s - tokens_s
+        return max(1.0, tokens_s / round_s)
 
     def cheapest_test(self, tests: Iterable[list[int]], instead_of: Sequence[int]) -> list[int]:
         """Of these lengths, those that cost least for each draft token that they are expected to test.
@@ -157,13 +169,14 @@ class WeighedRound:
             instead_of: what seems best, with fewer drafts than each of the tests.
         """
         best_round_s, best_tokens_s = self._expected(instead_of)
+        gain = self._gain_of(instead_of)
 
         def cost_s(lengths: Sequence[int]) -> float:
             round_s, tokens_s = self._expected(lengths)
             num_drafts = sum(map(bool, lengths)) - sum(map(bool, instead_of))
             num_accepted = (tokens_s - best_tokens_s) / self.plain_s * self.num
             num_tested = num_drafts + num_accepted  # each draft also shows whether the token behind these is right
-            return (round_s - tokens_s - best_round_s + best_tokens_s) / num_tested
+            return (round_s - tokens_s / gain - best_round_s + best_tokens_s / gain) / num_tested
 
         return min(tests, key=cost_s)
 
@@ -175,17 +188,34 @@ class WeighedRound:
             are_sure: its round takes as long as if no draft ended in doubt.
         """
         round_s, tokens_s = self._expected(lengths, are_sure=are_sure)
+        gain = self._gain_of(instead_of)
         num_more = self.num_to_prefill(lengths) - self.num_to_prefill(instead_of)
         num_more += self._num_behind(lengths) - self._num_behind(instead_of)
         prefill_s = self.costs.prefill.seconds(num_more) if num_more > 0 else 0.0
         return Trial(
             round_s=round_s,
-            tokens_s=tokens_s,
-            beside_s=prefill_s - self.cost_of(instead_of),
+            tokens_s=tokens_s / gain,
+            gain=gain,
+            beside_s=prefill_s,
             started_s=self._now_s,
             num_sequences=self.num,
             num_emitted=None if self.num_others else self._num_emitted,
         )
+
+    def worthwhile(self, lengths: Sequence[int], tokens_per_s: float) -> list[float]:
+        """For each sequence, the probability of a path behind which the next draft step takes as long as it saves.
+
+        Args:
+            lengths: what is drafted, of at least one sequence. 1 for all while it is not known what that takes.
+            tokens_per_s: of what seems best.
+        """
+        steps, wait = self.costs.steps, self.costs.rounds.cost
+        if not steps or not wait.deepest:
+            return [1.0] * len(lengths)
+        num_nodes = sum(self._nodes[length] for length in lengths)
+        node_s = wait.token_s + steps.seconds(self.num + num_nodes + 1) - steps.seconds(self.num + num_nodes)
+        step_s = wait.step_s / sum(map(bool, lengths)) + node_s * num_nodes / sum(lengths)
+        return [tokens_per_s * step_s / rate if rate > 0.0 else 1.0 for rate in self._rates]
 
     def _expected(self, lengths: Sequence[int], *, are_sure: bool = False) -> tuple[float, float]:
         """Seconds of a round, at most, and what its expected tokens would take without drafts."""
@@ -203,3 +233,9 @@ class WeighedRound:
 def _num_nodes(budget: DraftBudget, depth: int) -> int:
     """Nodes of a draft that is so deep, at most."""
     return min(budget.num_draft_tokens, budget.with_steps(depth).max_nodes) if not budget.is_chain else depth
+
+
+def _shifted(acceptance: Acceptance, num_errors: float) -> float:
+    """Its rate, higher by so many standard errors, within MOST_HOPED."""
+    rate = acceptance.rate
+    return max(0.0, min(max(rate, MOST_HOPED), rate + num_errors * acceptance.error))
