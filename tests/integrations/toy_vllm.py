@@ -16,13 +16,13 @@ from toy_hub import ToyHub, VirtualClock
 
 from starspec.integrations.vllm.drafting import StepDrafter
 from starspec.integrations.vllm.hub_client import HubClient, account_of
+from starspec.integrations.vllm.proposer import TEND_EVERY_S
 from starspec.integrations.vllm.settings import VllmSettings
 from starspec.policy.deadline import StepTimeDeadline
 
 MAX_MODEL_LEN = 512
 NUM_ROWS = 8
 STEP_S = 0.020
-TEND_S = 0.1
 
 
 @dataclass(eq=False)
@@ -121,7 +121,7 @@ class ToyVllm:
         """No step for a while: only what happens beside them."""
         until_s = self.clock.now + seconds
         while self.clock.now < until_s:
-            self._pass(TEND_S)
+            self._pass(TEND_EVERY_S)
 
     def _time_a_step(self) -> None:
         """While the hub cannot be reached, of a request that is forgotten again."""
@@ -154,7 +154,7 @@ class ToyVllm:
 
     def _pass(self, seconds: float) -> None:
         self.clock.now += seconds
-        if self.clock.now - self._tended_s >= TEND_S:
+        if self.clock.now - self._tended_s >= TEND_EVERY_S:
             self._tended_s = self.clock.now
             self.drafter.maintain()
 

@@ -27,10 +27,9 @@ from starspec.policy.admission import (
     _Admitted,
     count_max,
 )
+from starspec.policy.backoff import RETRY_S
 from starspec.policy.capacity import Demand
 from starspec.wire.messages import Ping, Proposal, Reopen
-
-RETRY_S = 1.0
 
 
 class World:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from starspec.gateway.routed_target import ASK_INTERVAL_S as STEP_S
 from starspec.policy.target_health import (
     PAUSE_S,
     SILENCE_S,
@@ -23,7 +24,6 @@ WELL: dict[str, Any] = {
     "is_known": True,
     "is_stopping": False,
 }
-STEP_S = 0.5
 
 
 def look_until(vitals: TargetVitals, start_s: float, end_s: float, *, is_known: bool = True) -> list[Trouble]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from starspec.config import PipeConfig
 from starspec.errors import PeerProtocolError
 from starspec.models.runner import Stage
 from starspec.stages.frames import Frame
@@ -17,7 +18,7 @@ from starspec.wire.messages import Attached, CoordinatorToStage, StageToCoordina
 from starspec.wire.stage_session import StageState
 
 COORDINATOR = -1
-SILENCE_S = 2.0  # after which a stage says that the next one is gone
+SILENCE_S = PipeConfig().silence_s  # after which a stage says that the next one is gone
 Link = tuple[str, int, int]
 """Kind, sender, receiver."""
 

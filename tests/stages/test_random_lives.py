@@ -15,11 +15,11 @@ from starspec.speculation.tree import DraftTree
 from starspec.stages.attach import attach
 from starspec.stages.coordinator import RemoteVerifier
 from starspec.stages.member import StageTimes
+from starspec.stages.open import LEASE_S
 from starspec.windows.window import Law
 
 NUM_SEEDS = 2000
 NUM_SHARDS = 8
-LEASE_S = 10.0  # of the stages
 WAIT_S = 20.0  # of the coordinator, for a stage that is gone
 HUNG_S = 400.0
 SAMPLINGS = (

@@ -40,6 +40,7 @@ from starspec.wire.transports.base import Left
 from starspec.wire.transports.serving_client import ServingClient
 from starspec.wire.transports.serving_server import ServingServer
 from starspec.wire.transports.sockets import (
+    HEARTBEAT_MS,
     MAX_MULTIPART_BYTES,
     RECEIVE_HIGH_WATER,
     Context,
@@ -55,7 +56,7 @@ from starspec.wire.transports.unsent import MAX_UNSENT_BYTES, STEP_BYTES
 
 pytestmark = pytest.mark.system
 PATIENCE_S = 20.0
-QUIET_S = 0.7  # longer than the pause between two heartbeats
+QUIET_S = 1.4 * HEARTBEAT_MS / 1e3
 LARGE = 900_000  # bytes of a frame
 
 
