@@ -13,8 +13,9 @@ import stat
 import time
 import tracemalloc
 from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import psutil
 import pytest
@@ -33,7 +34,7 @@ from starspec.stats import HubStats
 from starspec.wire.callers import RELOAD_S, Caller, Callers, Doorkeeper
 from starspec.wire.codec import encode
 from starspec.wire.keys import Keys, NamedKey, generate_keys, is_loopback, load_keys, read_key
-from starspec.wire.messages import PROTOCOL_VERSION, Ask, Hello, HubStatus, Open, Ping, Pong, Rejected
+from starspec.wire.messages import PROTOCOL_VERSION, Ask, GatewayToTarget, Hello, HubStatus, Open, Ping, Pong, Rejected
 from starspec.wire.transports.base import Joined, Left
 from starspec.wire.transports.serving_client import ServingClient
 from starspec.wire.transports.serving_server import ServingServer
@@ -471,23 +472,26 @@ def test_a_key_is_replaced_while_the_hub_serves_and_the_old_one_ends(star, folde
     star.connected(hub.endpoint, keys=new)
 
 
+@contextlib.contextmanager
+def gateway_of(server: ServingServer, keys: Keys) -> Iterator[PeerId]:
+    """A gateway with these keys, which has asked. Yields: who it is to the target."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        keys.secure_client(dealer, keys.public_key_of("target"))
+        dealer.connect(f"tcp://127.0.0.1:{server.port}")
+        dealer.send(encode(Ask(PROTOCOL_VERSION)))
+        [(peer, _)] = server.receive(20.0)
+        yield peer
+
+
 def test_a_gateway_whose_key_is_replaced_is_neither_heard_nor_answered(folder: Path) -> None:
     server, old = ServingServer("127.0.0.1", 0, load_keys(folder, "target")), load_keys(folder, "gateway")
     new = new_key(folder, "gateway", "new")
-    with contextlib.closing(server), zmq.Context() as context, contextlib.ExitStack() as stack:
-        for keys in (old, new):
-            if keys is new:
-                allow(folder, new, "gateway")
-                time.sleep(RELOAD_S)
-            dealer = stack.enter_context(context.socket(zmq.DEALER))
-            dealer.linger = 0
-            keys.secure_client(dealer, keys.public_key_of("target"))
-            dealer.connect(f"tcp://127.0.0.1:{server.port}")
-            dealer.send(encode(Ask(PROTOCOL_VERSION)))
-            [(peer, _)] = server.receive(20.0)
-            if keys is old:
-                old_peer = peer
-        assert server.send(peer, [])
+    with contextlib.closing(server), contextlib.ExitStack() as stack:
+        old_peer = stack.enter_context(gateway_of(server, old))
+        allow(folder, new, "gateway")
+        time.sleep(RELOAD_S)
+        assert server.send(stack.enter_context(gateway_of(server, new)), [])
         assert not server.send(old_peer, [Rejected("r", "no")])
 
 
@@ -648,76 +652,83 @@ def test_a_key_is_added_and_removed_while_the_hub_serves(star, folder: Path) -> 
     assert honest.receive(5.0) == [Pong(1)]
 
 
-async def connected(client: ServingClient) -> None:
-    async with asyncio.timeout(20.0):
-        while not client.is_connected:  # noqa: ASYNC110 (the client has no event for it)
-            await asyncio.sleep(0.01)
+class ServingLink(NamedTuple):
+    """A target, and a gateway that listens to it."""
+
+    server: ServingServer
+    client: ServingClient
+    breaks: asyncio.Queue[PeerLost]  # of the connection, as the gateway hears of them
+
+    async def connect(self) -> None:
+        """Wait until the connection is made."""
+        async with asyncio.timeout(20.0):
+            while not self.client.is_connected:  # noqa: ASYNC110 (the client has no event for it)
+                await asyncio.sleep(0.01)
+
+    async def ask(self, wait_s: float) -> list[tuple[PeerId, GatewayToTarget]]:
+        """The gateway asks. Returns: what the target hears within so many seconds."""
+        self.client.send(Ask(PROTOCOL_VERSION))
+        return await asyncio.to_thread(self.server.receive, wait_s)
+
+
+@contextlib.asynccontextmanager
+async def serving_link(folder: Path, keys: Keys | None) -> AsyncIterator[ServingLink]:
+    """Args: keys: of the gateway."""
+    server = ServingServer("127.0.0.1", 0, load_keys(folder, "target"))
+    client = ServingClient(f"tcp://127.0.0.1:{server.port}", keys)
+    link = ServingLink(server, client, asyncio.Queue())
+
+    async def listen() -> None:
+        while True:
+            try:
+                await client.receive()
+            except PeerLost as error:
+                link.breaks.put_nowait(error)
+
+    listening = asyncio.create_task(listen())
+    try:
+        yield link
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        client.close()
+        server.close()
 
 
 async def test_a_gateway_whose_key_is_added_later_connects_by_itself(folder: Path) -> None:
     late = new_key(folder, "gateway", "late")
-    server = ServingServer("127.0.0.1", 0, load_keys(folder, "target"))
-    client = ServingClient(f"tcp://127.0.0.1:{server.port}", late)
-    listening = asyncio.create_task(client.receive())
-    try:
+    async with serving_link(folder, late) as link:
         await asyncio.sleep(QUIET_S)
-        assert not client.is_connected
+        assert not link.client.is_connected
         allow(folder, late, "gateway-late")
-        await connected(client)
-    finally:
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
-        client.close()
-        server.close()
+        await link.connect()
 
 
 async def test_a_gateway_whose_key_is_removed_is_neither_heard_nor_answered(folder: Path) -> None:
-    server = ServingServer("127.0.0.1", 0, load_keys(folder, "target"))
-    client = ServingClient(f"tcp://127.0.0.1:{server.port}", load_keys(folder, "gateway"))
-    listening = asyncio.create_task(client.receive())
-    try:
-        await connected(client)
-        client.send(Ask(PROTOCOL_VERSION))
-        [(peer, _)] = await asyncio.to_thread(server.receive, 5.0)
-        assert server.send(peer, [])
+    async with serving_link(folder, load_keys(folder, "gateway")) as link:
+        await link.connect()
+        [(peer, _)] = await link.ask(5.0)
+        assert link.server.send(peer, [])
         (folder / "gateway.public").unlink()
         await asyncio.sleep(RELOAD_S)
-        client.send(Ask(PROTOCOL_VERSION))
-        assert await asyncio.to_thread(server.receive, 0.3) == []
-        assert not server.send(peer, [Rejected("r", "no")])
-    finally:
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
-        client.close()
-        server.close()
+        assert await link.ask(0.3) == []
+        assert not link.server.send(peer, [Rejected("r", "no")])
 
 
 async def test_a_gateway_whose_key_is_removed_is_disconnected_and_comes_back_with_it(folder: Path) -> None:
-    server = ServingServer("127.0.0.1", 0, load_keys(folder, "target"))
-    client = ServingClient(f"tcp://127.0.0.1:{server.port}", load_keys(folder, "gateway"))
-    listening = asyncio.create_task(client.receive())
     path = folder / "gateway.public"
     key = path.read_bytes()
-    try:
-        await connected(client)
-        client.send(Ask(PROTOCOL_VERSION))
-        assert len(await asyncio.to_thread(server.receive, 5.0)) == 1
+    async with serving_link(folder, load_keys(folder, "gateway")) as link:
+        await link.connect()
+        assert len(await link.ask(5.0)) == 1
         path.unlink()
         await asyncio.sleep(RELOAD_S)
-        client.send(Ask(PROTOCOL_VERSION))
-        assert await asyncio.to_thread(server.receive, 5.0) == []
-        with pytest.raises(PeerLost, match="broke"):
-            await asyncio.wait_for(listening, 5.0)
-        listening = asyncio.create_task(client.receive())
+        assert await link.ask(5.0) == []
+        assert "broke" in str(await asyncio.wait_for(link.breaks.get(), 5.0))
         await asyncio.sleep(QUIET_S)
-        assert not client.is_connected
+        assert not link.client.is_connected
         path.write_bytes(key)
-        await connected(client)
-    finally:
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
-        client.close()
-        server.close()
+        await link.connect()
 
 
 def test_gateways_belong_to_their_named_key_and_to_the_address_where_a_key_is_shared(folder: Path) -> None:
@@ -725,16 +736,10 @@ def test_gateways_belong_to_their_named_key_and_to_the_address_where_a_key_is_sh
     for name, each in zip("ab", named, strict=True):
         allow(folder, each, f"gateway-{name}")
     server = ServingServer("127.0.0.1", 0, load_keys(folder, "target"))
-    with contextlib.closing(server), zmq.Context() as context, contextlib.ExitStack() as stack:
-        owners = []
-        for keys in (*named, named[0], load_keys(folder, "gateway")):
-            dealer = stack.enter_context(context.socket(zmq.DEALER))
-            dealer.linger = 0
-            keys.secure_client(dealer, keys.public_key_of("target"))
-            dealer.connect(f"tcp://127.0.0.1:{server.port}")
-            dealer.send(encode(Ask(PROTOCOL_VERSION)))
-            [(peer, _)] = server.receive(20.0)
-            owners.append(server.owner_of(peer))
+    with contextlib.closing(server), contextlib.ExitStack() as stack:
+        keys = (*named, named[0], load_keys(folder, "gateway"))
+        peers = [stack.enter_context(gateway_of(server, each)) for each in keys]
+        owners = [server.owner_of(peer) for peer in peers]
     assert owners == ["key gateway-a", "key gateway-b", "key gateway-a", "127.0.0.1"]
     assert server.owner_of(PeerId(b"a stranger")) == ""
 
