@@ -5,25 +5,23 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, get_args
-
-import structlog
+from typing import get_args
 
 from starspec.config import Policy, TargetConfig
 from starspec.engine.detokenize import Decodes, Detokenizer
 from starspec.engine.drafts import Drafts
+from starspec.engine.endings import Endings
 from starspec.engine.in_flight import InFlight
 from starspec.engine.prefill import LaunchedChunk, Prefiller
 from starspec.engine.request_checks import check_against_hub, check_request
 from starspec.engine.request_table import RequestTable
 from starspec.engine.round import LaunchedRound, RoundRunner
-from starspec.engine.sequence import Finish, RoundOutput, SequenceState, TargetSequence
+from starspec.engine.sequence import SequenceState, TargetSequence
 from starspec.engine.step_outputs import StepOutputs
 from starspec.errors import CapacityError, QueueFull, RequestError
 from starspec.grammars.compile import Grammars
 from starspec.grammars.matcher import GrammarMatcher
 from starspec.ids import LOCAL, PeerId, RequestId, RequestKey
-from starspec.log_limit import LogLimit
 from starspec.policy.estimators import WindowRate
 from starspec.policy.queue_turns import Sender
 from starspec.policy.target_batch import ScheduleSnapshot, StepPlan
@@ -36,10 +34,7 @@ from starspec.wire.messages import EngineOutput, RequestSpec
 
 NO_GRAMMARS = "this target cannot hold answers to a grammar: a model in stages cannot, nor can old versions"
 RATE_WINDOW_S = 5.0
-INTERNAL_ERROR: Final = "internal error"  # what a client is told; the log says more
 LANDING_WAIT_S = 0.01  # so long a step waits for verdicts; then it looks at its hub and its gateways again
-
-log = structlog.get_logger()
 
 
 class TargetEngine:
@@ -86,7 +81,7 @@ class TargetEngine:
         self._landed: deque[Landed | Lost] = deque()  # and not finished yet
         self._at_work: Sequence[TargetSequence] = ()  # of the chunk or round that is begun or finished just now
         self._outputs = StepOutputs()  # so far
-        self._log_limit = LogLimit(clock)  # a client can cause every line here at will
+        self._endings = Endings(self._requests, drafts, stats, self._outputs, clock)
         self._rate = WindowRate(RATE_WINDOW_S, clock())  # of tokens
 
     @property
@@ -197,11 +192,8 @@ class TargetEngine:
     def abort(self, request_id: RequestId, peer: PeerId = LOCAL) -> None:
         """Stop a request and free its resources. An unknown id is ignored."""
         sequence = self._requests.get(RequestKey(peer, request_id))
-        if sequence is None:
-            return
-        self.stats.num_aborted += 1
-        self.drafts.close(sequence)
-        self._requests.release(sequence)
+        if sequence is not None:
+            self._endings.abort(sequence)
 
     @property
     def peers(self) -> set[PeerId]:
@@ -254,7 +246,7 @@ class TargetEngine:
         self._at_work = batch
         num_others, are_presumed = self._in_flight.num_live, self._in_flight.num_windows > 1
         launched = self._rounds.begin(batch, num_others, are_presumed=are_presumed)
-        self._end_failed()
+        self._endings.fail(self._rounds.take_failures())
         if launched is None:
             return prefill is not None
         self._in_flight.add(launched)
@@ -267,7 +259,7 @@ class TargetEngine:
         """Give these requests rows, and let drafts begin for those that have not failed."""
         self._at_work = admitted = self._requests.admit(keys, self._clock())
         self._rounds.look_ahead(admitted)
-        self._end_failed()
+        self._endings.fail(self._rounds.take_failures())
         self.drafts.open([each for each in admitted if each.row is not None])
         self._at_work = ()
 
@@ -286,7 +278,8 @@ class TargetEngine:
         while self._landed:
             landed = self._landed.popleft()
             if isinstance(landed, Lost):
-                self._lose(landed)
+                self._in_flight.clear()
+                self._endings.lose(landed)
                 continue
             launched = self._in_flight.take(landed.ticket)
             self._at_work = launched.batch
@@ -307,36 +300,12 @@ class TargetEngine:
                 self._trace_answer(sequence)
                 self._requests.release(sequence)
         self._update_rate(num_tokens)
-        self._end_failed()
+        self._endings.fail(self._rounds.take_failures())
 
     def _trace_answer(self, sequence: TargetSequence) -> None:
         """From the arrival of its request to its end."""
         if self._trace is not None:
             self._trace.slice("answers", "answer", sequence.arrived_s, self._clock(), tokens=sequence.num_output_tokens)
-
-    def _lose(self, lost: Lost) -> None:
-        """All rows are empty now: begin again behind the tokens of each sequence, or end all of them."""
-        self._in_flight.clear()
-        for sequence in self._requests.all:
-            if lost.can_go_on and sequence.can_start_again:
-                sequence.start_again()
-                self.drafts.retract(sequence)
-            else:
-                self.stats.num_aborted += 1
-                self._end(sequence, Finish("abort", lost.reason))
-
-    def _end_failed(self) -> None:
-        """End the requests that have failed by themselves. Effects: adds their last outputs to the step's outputs."""
-        for sequence, error in self._rounds.take_failures().items():
-            if sequence.row is not None:
-                self._log_limit.log(log.error, "a request failed and ends with an error", exc_info=error)
-                self._end(sequence, Finish("error", INTERNAL_ERROR))
-
-    def _end(self, sequence: TargetSequence, finish: Finish) -> None:
-        """A request cannot go on. Effects: adds its last output to the step's outputs."""
-        self._outputs.add(sequence.key, sequence.output(RoundOutput(finish=finish)))
-        self.drafts.close(sequence)
-        self._requests.release(sequence)
 
     def keep_links(self) -> None:
         """Call it now and then while there is no work, so that hub and stages know that this target lives."""
@@ -347,14 +316,11 @@ class TargetEngine:
         """After an exception in a step: end the requests of the launch that raised, so that the others can go on.
 
         These are the sequences that were admitted, or those of the prefill chunk or the round that was begun or
-        finished. If it was none of these, they are all sequences that hold a cache row. What is in flight of them lands
-        later and changes nothing.
+        finished. If it was none of these, they are all sequences that hold a cache row.
 
         Returns: their last outputs, and those of rounds that the step had finished.
         """
-        failed = [each for each in self._at_work if each.row is not None]
-        for sequence in failed or self._requests.with_rows:
-            self._end(sequence, Finish("error", reason))
+        self._endings.fail_step(self._at_work, reason)
         return self._outputs.take()
 
     def refresh_rate(self) -> None:

@@ -18,7 +18,8 @@ from starspec.audit import AuditLog
 from starspec.cache.memory import memory_of
 from starspec.config import TargetConfig
 from starspec.engine.compiling import Compiled, Compiling
-from starspec.engine.engine import INTERNAL_ERROR, TargetEngine
+from starspec.engine.endings import INTERNAL_ERROR
+from starspec.engine.engine import TargetEngine
 from starspec.errors import RETRY_AFTER_S, CapacityError, RequestError, outcome
 from starspec.grammars.matcher import GrammarMatcher
 from starspec.ids import PeerId, RequestKey, TargetId

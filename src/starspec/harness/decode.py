@@ -8,7 +8,8 @@ from typing import Any
 
 from starspec.config import BatchingConfig, Policy, TargetConfig
 from starspec.engine.drafts import Drafts
-from starspec.engine.engine import INTERNAL_ERROR, TargetEngine
+from starspec.engine.endings import INTERNAL_ERROR
+from starspec.engine.engine import TargetEngine
 from starspec.errors import OurBug
 from starspec.grammars.compile import Grammars
 from starspec.ids import RequestId
