@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from lab_toys import EchoServer, connect, read
 
 from starspec.config.lab import LabLink, LinkShape
 from starspec.errors import ConfigError
-from starspec.lab import LabThread, namespace
+from starspec.lab import LabThread, Traffic, namespace, netem_link
 from starspec.lab.file import PRESETS
 from starspec.lab.namespace import Namespace
 from starspec.lab.netem import FAR, NEAR, end_commands, pair_command, shape_command
@@ -65,13 +66,13 @@ def test_what_the_kernel_does_not_let_us_say_is_refused_whatever_this_machine_pe
         pass
 
 
-def test_without_the_right_to_make_namespaces_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_right_to_make_namespaces_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> int:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(namespace, "_leave", refuse)
     with pytest.raises(ConfigError, match=r"^--netem needs the right to .*, as root has it: Operation not permitted$"):
-        Namespace()
+        await Namespace.open()
 
 
 FAILURES = {
@@ -85,15 +86,59 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_command_that_fails_is_a_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_command_that_fails_is_a_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespace, "_leave", lambda: 1)
     words, why = FAILURES[name]
-    made = Namespace()
+    made = await Namespace.open()
     try:
         with pytest.raises(ConfigError, match=f"^--netem.*{why}$"):
-            made.run(words)
+            await made.run(words)
     finally:
         made.close()
+
+
+async def test_the_loop_carries_bytes_while_commands_run(echo: EchoServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends are in the network of this process, and commands are told and do nothing."""
+    told, may_end = list[str](), threading.Event()
+    loop, is_running = asyncio.get_running_loop(), asyncio.Event()
+
+    def run(command: tuple[str, ...]) -> str:
+        told.append(" ".join(command))
+        loop.call_soon_threadsafe(is_running.set)
+        assert may_end.wait(30.0), "what lets it end runs in the loop"
+        return '[{"drops": 3}]'
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr(namespace, "_leave", lambda: 77)
+    monkeypatch.setattr(namespace, "_run", run)
+    monkeypatch.setattr(netem_link, "FIRST_PORT", port)
+    monkeypatch.setattr(netem_link, "FAR", FAR._replace(address="127.0.0.1"))
+    async with asyncio.timeout(60.0):
+        opening = asyncio.create_task(netem_link.NetemLink.open(LabLink(to=echo.endpoint), 0))
+        await is_running.wait()
+        may_end.set()
+        link = await opening
+        host, _, own_port = link.endpoint.removeprefix("tcp://").rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(own_port))
+        writer.write(b"hello")
+        assert await reader.readexactly(5) == b"hello"
+        for ask in (link.traffic, lambda: link.reshape(LinkShape(delay_ms=5), LinkShape(delay_ms=9))):
+            may_end.clear()
+            is_running.clear()
+            asking = asyncio.create_task(ask())
+            await is_running.wait()
+            writer.write(b"hello")
+            assert await reader.readexactly(5) == b"hello"
+            may_end.set()
+            await asking
+        forth, back = await link.traffic()
+        writer.close()
+        await link.close()
+    assert (forth, back) == (Traffic(15, 3), Traffic(15, 3))
+    assert told[0].endswith("netns 77")
+    assert told[-4] == " ".join(shape_command(NEAR, LinkShape(delay_ms=5)))
+    assert told[-3] == " ".join(shape_command(FAR, LinkShape(delay_ms=9)))
 
 
 def permitted() -> bool:

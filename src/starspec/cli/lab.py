@@ -189,7 +189,7 @@ def _serve(lab: Lab, config: LabConfig, *, by_netem: bool) -> Sequence[LinkTraff
             first = lab.link(config.links[0].label).endpoint
             console.print(f"lab: ready at {first}, Ctrl-C stops it")
             await ended.wait()
-            return lab.traffic()
+            return await lab.traffic()
 
     with asyncio.Runner(loop_factory=precise_event_loop) as runner:
         return runner.run(serve())

@@ -7,7 +7,7 @@ import math
 import select
 import selectors
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,13 +15,12 @@ from typing import Any, Final, Self, TypeVar
 
 from starspec.config.lab import LabConfig, LabLink, LinkShape, Listen
 from starspec.errors import ConfigError
-from starspec.lab.link import OpenLink
+from starspec.lab.link import Link, OpenLink
 from starspec.lab.netem_link import NetemLink
 from starspec.lab.travel import Traffic
 from starspec.wire.keys import is_loopback
 
 T = TypeVar("T")
-Link = OpenLink | NetemLink
 CALL_S: Final = 10.0  # longest wait for the lab's own thread
 MAX_SELECTED: Final = 1024  # file descriptors below this can be waited for by select(2)
 
@@ -45,7 +44,8 @@ class Lab:
         seed: of jitter and losses.
         is_insecure: allow links to listen on addresses that are not loopback.
         by_netem: the kernel's netem delays and loses packets, instead of this process.
-    Raises: ConfigError if there is no link, or two with one name, or one that cannot or must not listen; as NetemLink.
+    Raises: ConfigError if there is no link, or two with one name, or one that cannot or must not listen; as
+        NetemLink.open.
     """
 
     def __init__(self, *links: LabLink, seed: int = 0, is_insecure: bool = False, by_netem: bool = False) -> None:
@@ -55,13 +55,13 @@ class Lab:
                 raise ConfigError(
                     f"the lab would listen on {host} and pass on whatever comes: say --insecure to allow it"
                 )
-        self._open: Callable[[LabLink, int], Link] = NetemLink if by_netem else OpenLink
+        self._open: Callable[[LabLink, int], Awaitable[Link]] = NetemLink.open if by_netem else OpenLink.open
         self._links: dict[str, Link] = {}
 
     async def __aenter__(self) -> Self:
         try:
             for each in self._config.links:
-                self._links[each.label] = self._open(each, self._config.seed)
+                self._links[each.label] = await self._open(each, self._config.seed)
         except ConfigError:
             await self._close()
             raise
@@ -82,7 +82,7 @@ class Lab:
             return only
         return self._links[name]
 
-    def traffic(self) -> list[LinkTraffic]:
+    async def traffic(self) -> list[LinkTraffic]:
         """What has passed each link, in the order of the config; a copy."""
         return [
             LinkTraffic(
@@ -94,7 +94,7 @@ class Lab:
                 num_open=each.num_open,
             )
             for each in self._links.values()
-            for forth, back in [each.traffic()]
+            for forth, back in [await each.traffic()]
         ]
 
 
@@ -130,28 +130,32 @@ class LabThread:
             self._stop()
 
     def endpoint(self, name: str | None = None) -> str:
-        """As OpenLink.endpoint."""
+        """As Link.endpoint."""
         return self._call(lambda: self._lab.link(name).endpoint)
 
     def partition(self, name: str | None = None, *, cut: bool = False) -> None:
-        """As OpenLink.partition."""
+        """As Link.partition."""
         self._call(lambda: self._lab.link(name).partition(cut=cut))
 
     def heal(self, name: str | None = None) -> None:
-        """As OpenLink.heal."""
+        """As Link.heal."""
         self._call(lambda: self._lab.link(name).heal())
 
     def reset(self, name: str | None = None) -> None:
-        """As OpenLink.reset."""
+        """As Link.reset."""
         self._call(lambda: self._lab.link(name).reset())
 
     def reshape(self, shape: LinkShape, back: LinkShape | None = None, *, name: str | None = None) -> None:
-        """As OpenLink.reshape."""
-        self._call(lambda: self._lab.link(name).reshape(shape, back))
+        """As Link.reshape."""
+
+        async def reshape() -> None:
+            await self._lab.link(name).reshape(shape, back)
+
+        self._run(reshape())
 
     def traffic(self) -> list[LinkTraffic]:
         """As Lab.traffic."""
-        return self._call(self._lab.traffic)
+        return self._run(self._lab.traffic())
 
     def _call(self, function: Callable[[], T]) -> T:
         async def call() -> T:

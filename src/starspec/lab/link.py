@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Final
+from typing import Final, Protocol, Self
 
 from starspec.config.lab import LabLink, LinkShape, Listen, Partition
 from starspec.errors import ConfigError
@@ -22,88 +22,145 @@ SMALL_BUFFER_BYTES: Final = 64 * 1024  # of the kernel, where bandwidth is limit
 RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 RETRY_S: Final = 0.01  # until the next connection is accepted, after one that could not be
 
-MakeSocket = Callable[[str], socket.socket]
+MakeSocket = Callable[[str], Awaitable[socket.socket]]
 """(host) -> a TCP socket for addresses such as this one. Raises: OSError."""
 
 
 def socket_for(host: str) -> socket.socket:
-    """Implements MakeSocket, in the network of this process."""
+    """A TCP socket in the network of this thread."""
     return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
-class OpenLink:
-    """A link that listens, in the running event loop.
+async def _socket_here(host: str) -> socket.socket:
+    """Implements MakeSocket, in the network of this process."""
+    return socket_for(host)
 
-    Args:
-        seed: of its jitter and losses.
-        listens, connects: make the sockets of the two ends.
-        max_window_bytes: as of Way, of both directions.
-    Raises: ConfigError if it cannot listen there, or if the server's address is malformed.
-    """
+
+class Link(Protocol):
+    """One link of a lab, while it is open. None of its methods keeps the event loop waiting."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients connect to, tcp://host:port; the first of several ports."""
+        ...
+
+    @property
+    def num_connections(self) -> int:
+        """Accepted so far."""
+        ...
+
+    @property
+    def num_open(self) -> int:
+        """Connections at this moment."""
+        ...
+
+    async def traffic(self) -> tuple[Traffic, Traffic]:
+        """What has passed so far, from clients to the server and back; copies."""
+        ...
+
+    def partition(self, *, cut: bool = False) -> None:
+        """From now on nothing passes. With `cut`, connections are reset too, and new ones until `heal` are refused."""
+        ...
+
+    def heal(self) -> None:
+        """What was held by a partition arrives, and bytes pass again."""
+        ...
+
+    def reset(self) -> None:
+        """Reset all connections. New ones are accepted."""
+        ...
+
+    async def reshape(self, shape: LinkShape, back: LinkShape | None = None) -> None:
+        """Change what the link does to bytes that are sent from now on. Args: as in LabLink."""
+        ...
+
+    async def close(self) -> None:
+        """Stop listening and reset all connections."""
+        ...
+
+
+class OpenLink:
+    """A Link that delays and loses bytes in this process. Made by `open`."""
 
     def __init__(
         self,
         config: LabLink,
         seed: int,
-        *,
-        listens: MakeSocket = socket_for,
-        connects: MakeSocket = socket_for,
-        max_window_bytes: int = MAX_WINDOW_BYTES,
+        listeners: Sequence[socket.socket],
+        connects: MakeSocket,
+        max_window_bytes: int,
     ) -> None:
         self.name = config.label
         self._forth = Way(config.shape, max_window_bytes)
         self._back = Way(config.shape_back, max_window_bytes)
-        self.num_connections = 0  # so far
+        self.num_connections = 0
         self._seed = seed
         self._passes = asyncio.Event()
         self._passes.set()
         self._is_cut = False
         self._tasks: set[asyncio.Task[None]] = set()  # one for each connection
-        where = Listen.parse(config.listen)
-        self._to = server_of(config, where.num_ports)
+        self._to = server_of(config, len(listeners))
         self._connects = connects
-        self._listeners = _listen(where, listens, is_small=config.shape.mbit_s is not None)
+        self._listeners = listeners
         self._own = [asyncio.create_task(self._accept(each, index)) for index, each in enumerate(self._listeners)]
         self._own.append(asyncio.create_task(self._follow(config.partitions)))
 
+    @classmethod
+    async def open(
+        cls,
+        config: LabLink,
+        seed: int,
+        *,
+        listens: MakeSocket = _socket_here,
+        connects: MakeSocket = _socket_here,
+        max_window_bytes: int = MAX_WINDOW_BYTES,
+    ) -> Self:
+        """Listen, in the running event loop.
+
+        Args:
+            seed: of jitter and losses.
+            listens, connects: make the sockets of the two ends.
+            max_window_bytes: as of Way, of both directions.
+        Raises: ConfigError if it cannot listen there, or if the server's address is malformed.
+        """
+        where = Listen.parse(config.listen)
+        server_of(config, where.num_ports)  # what is wrong is found before anything is open
+        listeners = await _listen(where, listens, is_small=config.shape.mbit_s is not None)
+        return cls(config, seed, listeners, connects, max_window_bytes)
+
     @property
     def endpoint(self) -> str:
-        """Where clients connect to, tcp://host:port; the first of several ports."""
         host, port, *_ = self._listeners[0].getsockname()
         return endpoint_at(host, port)
 
     @property
     def num_open(self) -> int:
-        """Connections at this moment."""
         return len(self._tasks)
 
-    def traffic(self) -> tuple[Traffic, Traffic]:
-        """What has passed so far, from clients to the server and back; copies."""
+    async def traffic(self) -> tuple[Traffic, Traffic]:
         return replace(self._forth.traffic), replace(self._back.traffic)
 
     def partition(self, *, cut: bool = False) -> None:
-        """From now on nothing passes. With `cut`, connections are reset too, and new ones until `heal` are refused."""
         self._passes.clear()
         self._is_cut = cut
         if cut:
             self.reset()
 
     def heal(self) -> None:
-        """What was held by a partition arrives, and bytes pass again."""
         self._is_cut = False
         self._passes.set()
 
     def reset(self) -> None:
-        """Reset all connections. New ones are accepted."""
         for task in self._tasks:
             task.cancel()
 
-    def reshape(self, shape: LinkShape, back: LinkShape | None = None) -> None:
-        """Change what the link does to bytes that are sent from now on. Args: as in LabLink."""
+    async def reshape(self, shape: LinkShape, back: LinkShape | None = None) -> None:
         self._forth.shape, self._back.shape = shape, shape if back is None else back
 
     async def close(self) -> None:
-        """Stop listening and reset all connections."""
         self.reset()
         for task in self._own:
             task.cancel()
@@ -142,10 +199,13 @@ class OpenLink:
         """Carry one connection until both ends have ended, or until one breaks."""
         is_whole = False
         try:
-            server = self._connects(self._to[0])
+            server = await self._connects(self._to[0])
         except OSError:  # this process has no descriptor left
             _close(client, reset=True)
             return
+        except asyncio.CancelledError:
+            _close(client, reset=True)
+            raise
         try:
             is_whole = await self._carry(client, server, index, Random(f"{self._seed}/{self.name}/{number}"))  # noqa: S311
         finally:
@@ -186,12 +246,12 @@ def server_of(config: LabLink, num_ports: int) -> tuple[str, int]:
     return host.strip("[]"), port
 
 
-def _listen(where: Listen, listens: MakeSocket, *, is_small: bool) -> list[socket.socket]:
+async def _listen(where: Listen, listens: MakeSocket, *, is_small: bool) -> list[socket.socket]:
     """A listening socket for each port. Raises: ConfigError that names the port that cannot be had."""
     listeners: list[socket.socket] = []
     try:
         for port in range(where.first_port, where.last_port + 1):
-            listener = listens(where.host)
+            listener = await listens(where.host)
             listeners.append(listener)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if is_small:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import socket
@@ -9,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from starspec.errors import ConfigError
 from starspec.lab.link import socket_for
@@ -24,35 +25,41 @@ NO_NETEM: Final = "qdisc kind is unknown"  # says tc, if the kernel has no netem
 class Namespace:
     """A thread that has left the network of its process. All that it starts, and its sockets, are in its own one.
 
-    The kernel drops the namespace when the thread and the last socket are gone, also if the process is killed.
-
-    Raises: ConfigError if this process may not make a namespace.
+    The kernel drops the namespace when the thread and the last socket are gone, also if the process is killed. Made by
+    `open`. The event loop goes on while something is done here.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "starspec-netns")
+        self.thread_id = 0
+
+    @classmethod
+    async def open(cls) -> Self:
+        """Raises: ConfigError if this process may not make a namespace."""
+        made = cls()
         try:
-            self.thread_id = self._do(_leave)
+            made.thread_id = await made._do(_leave)
         except OSError as error:
-            self.close()
+            made.close()
             raise ConfigError(
                 f"--netem needs the right to make network namespaces, as root has it: {error.strerror}"
             ) from error
+        return made
 
-    def run(self, command: Command) -> str:
+    async def run(self, command: Command) -> str:
         """Run a command, and wait for its end. Returns: what it prints. Raises: ConfigError if it fails."""
-        return self._do(lambda: _run(command))
+        return await self._do(lambda: _run(command))
 
-    def socket(self, host: str) -> socket.socket:
-        """As `socket_for`."""
-        return self._do(lambda: socket_for(host))
+    async def socket(self, host: str) -> socket.socket:
+        """Implements MakeSocket, in this namespace."""
+        return await self._do(lambda: socket_for(host))
 
     def close(self) -> None:
         """Let the thread end. Sockets live on."""
-        self._thread.shutdown()
+        self._thread.shutdown(wait=False)
 
-    def _do(self, function: Callable[[], T]) -> T:
-        return self._thread.submit(function).result()
+    async def _do(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
 
 def _leave() -> int:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Final
+from typing import Final, Self
 
 from starspec.config.lab import LabLink, LinkShape, Listen
 from starspec.lab.link import OpenLink, server_of
@@ -24,33 +24,44 @@ FIRST_PORT: Final = 1024  # of the far end
 
 
 class NetemLink:
-    """Has the methods of OpenLink. Some of them wait for `ip` or `tc`, a few milliseconds.
+    """A Link that lets the kernel delay and lose packets. Made by `open`."""
 
-    Args: as of OpenLink.
-    Raises: ConfigError, also if the kernel or the rights of this process do not allow it, or if `check_netem` refuses.
-    """
+    def __init__(self, near: Namespace, far: Namespace, entry: OpenLink, way_out: OpenLink) -> None:
+        self._near, self._far = near, far
+        self._entry, self._exit = entry, way_out
 
-    def __init__(self, config: LabLink, seed: int) -> None:
+    @classmethod
+    async def open(cls, config: LabLink, seed: int) -> Self:
+        """Args: as of OpenLink.
+
+        Raises: ConfigError, also if the kernel or the rights of this process do not allow it, or if `check_netem`
+            refuses.
+        """
         check_netem(config, seed)
         num_ports = Listen.parse(config.listen).num_ports
         server_of(config, num_ports)  # what may be wrong is found before anything is open
-        self.name = config.label
-        with ExitStack() as stack:
-            self._near = Namespace()
-            stack.callback(self._near.close)
-            self._far = Namespace()
-            stack.callback(self._far.close)
-            self._near.run(pair_command(self._far.thread_id))
+        async with AsyncExitStack() as stack:
+            near = await Namespace.open()
+            stack.callback(near.close)
+            far = await Namespace.open()
+            stack.callback(far.close)
+            await near.run(pair_command(far.thread_id))
             for each in end_commands(NEAR, FAR, config.shape):
-                self._near.run(each)
+                await near.run(each)
             for each in end_commands(FAR, NEAR, config.shape_back):
-                self._far.run(each)
-            plain = replace(config, name=self.name, shape=LinkShape(), back=None)
-            entry = replace(plain, to=f"tcp://{FAR.address}:{FIRST_PORT}")
-            way_out = replace(plain, listen=f"{FAR.address}:{FIRST_PORT}-{FIRST_PORT + num_ports - 1}")
-            self._entry = OpenLink(entry, seed, connects=self._near.socket, max_window_bytes=MIN_WINDOW_BYTES)
-            self._exit = OpenLink(way_out, seed, listens=self._far.socket, max_window_bytes=MIN_WINDOW_BYTES)
+                await far.run(each)
+            plain = replace(config, name=config.label, shape=LinkShape(), back=None)
+            to_far = replace(plain, to=f"tcp://{FAR.address}:{FIRST_PORT}")
+            at_far = replace(plain, listen=f"{FAR.address}:{FIRST_PORT}-{FIRST_PORT + num_ports - 1}")
+            entry = await OpenLink.open(to_far, seed, connects=near.socket, max_window_bytes=MIN_WINDOW_BYTES)
+            stack.push_async_callback(entry.close)
+            way_out = await OpenLink.open(at_far, seed, listens=far.socket, max_window_bytes=MIN_WINDOW_BYTES)
             stack.pop_all()
+        return cls(near, far, entry, way_out)
+
+    @property
+    def name(self) -> str:
+        return self._entry.name
 
     @property
     def endpoint(self) -> str:
@@ -64,11 +75,11 @@ class NetemLink:
     def num_open(self) -> int:
         return self._entry.num_open
 
-    def traffic(self) -> tuple[Traffic, Traffic]:
-        forth, back = self._exit.traffic()[0], self._entry.traffic()[1]
+    async def traffic(self) -> tuple[Traffic, Traffic]:
+        (forth, _), (_, back) = await self._exit.traffic(), await self._entry.traffic()
         return (
-            replace(forth, num_losses=_losses(self._near, NEAR)),
-            replace(back, num_losses=_losses(self._far, FAR)),
+            replace(forth, num_losses=await _losses(self._near, NEAR)),
+            replace(back, num_losses=await _losses(self._far, FAR)),
         )
 
     def partition(self, *, cut: bool = False) -> None:
@@ -83,9 +94,9 @@ class NetemLink:
         for each in (self._entry, self._exit):
             each.reset()
 
-    def reshape(self, shape: LinkShape, back: LinkShape | None = None) -> None:
-        self._near.run(shape_command(NEAR, shape))
-        self._far.run(shape_command(FAR, shape if back is None else back))
+    async def reshape(self, shape: LinkShape, back: LinkShape | None = None) -> None:
+        await self._near.run(shape_command(NEAR, shape))
+        await self._far.run(shape_command(FAR, shape if back is None else back))
 
     async def close(self) -> None:
         await asyncio.gather(self._entry.close(), self._exit.close())
@@ -93,7 +104,7 @@ class NetemLink:
             each.close()
 
 
-def _losses(namespace: Namespace, end: End) -> int:
+async def _losses(namespace: Namespace, end: End) -> int:
     """Packets that netem lost on the way from this end."""
-    [queue] = json.loads(namespace.run(losses_command(end)))
+    [queue] = json.loads(await namespace.run(losses_command(end)))
     return int(queue["drops"])
