@@ -87,6 +87,7 @@ def test_each_fault_is_survived_and_timed() -> None:
     report = measure_faults(models, [f"{number} is" for number in range(NUM_STREAMS)], plan, stages.append)
     assert [row.fault for row in report.rows] == ["kill -9 and restart", "SIGSTOP for 1.5 s"]
     assert stages == ["starting the star", "plain decoding", *(row.fault for row in report.rows)]
+    assert len(stages) == plan.num_turns
     for row in report.rows:
         assert row.num_identical == row.num_answers >= NUM_STREAMS
         assert row.round_ms >= 20

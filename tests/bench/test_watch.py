@@ -65,6 +65,7 @@ def test_dashboards_are_open_in_every_second_interval() -> None:
     plan = WatchPlan(num_dashboards=3, num_pairs=2, interval_s=1.2)
     report = measure_watch(STAR, ["bipa bigu", "bola befa"], plan, begun.append)
     assert begun == ["starting the star", "pair 1", "pair 2"]
+    assert len(begun) == plan.num_turns
     assert [each.num_dashboards for each in report.rows] == [3, 0, 0, 3]
     assert [each.num_frames > 0 for each in report.rows] == [True, False, False, True]
     assert all(each.num_tokens > 0 and each.star_cpu > each.gateway_cpu > 0.0 for each in report.rows)

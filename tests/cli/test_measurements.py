@@ -1,5 +1,6 @@
 """`verify`, `doctor` and `bench`: what is printed, what is saved, how they exit."""
 
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 from tiny import make_model, save_with_tokenizer
 
 from starspec.cli.measuring import show
+from starspec.errors import ConfigError
 from starspec.harness.table import Column, Table
 from starspec.speculation.verify import VerifyResult
 
@@ -257,6 +259,34 @@ def test_names_in_tables_are_shown_as_they_are(capsys: pytest.CaptureFixture[str
     show([Table("of [a]", [Column("name", "name")], rows)])
     out = capsys.readouterr().out
     assert [each for each in ("of [a]", "target [/x]", "[bold]", ":star:") if each not in out] == []
+
+
+MEASURES = {  # what measures in benchmarks that know all their turns before
+    "shard": ("starspec.bench.shard.synthetic", "measure_shard"),
+    "wire": ("starspec.bench.wire.measure", "measure_wire"),
+    "faults": ("starspec.bench.faults", "measure_faults"),
+    "watch": ("starspec.bench.watch", "measure_watch"),
+    "star": ("starspec.bench.star.measure", "measure_star"),
+    "async": ("starspec.bench.star.async_pair", "measure_async"),
+}
+
+
+@pytest.mark.parametrize("command", MEASURES)
+def test_every_benchmark_says_how_far_it_is(command: str, starspec, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(*arguments: object) -> None:
+        advance = arguments[-1]
+        assert callable(advance)
+        advance("the first of several steps")
+        raise ConfigError("it is enough")
+
+    module, name = MEASURES[command]
+    monkeypatch.setattr(import_module(module), name, measure)
+    pair = ("--target", TARGET, "--draft", DRAFT, "--draft-quantization", "none")
+    outcome = starspec("bench", command, *(pair if command in ("faults", "watch") else ()))
+    first, *_ = outcome.err.splitlines()
+    assert first.startswith(f"bench {command}: ")
+    assert first.endswith(", 0%")
+    assert outcome.code == 2
 
 
 @pytest.mark.parametrize("command", ["pair", "tree", "wire", "certify"])

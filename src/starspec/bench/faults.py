@@ -135,6 +135,11 @@ class FaultPlan:
     away_s: float = 10.0  # how long the hub is stopped
     num_repeats: int = 3
 
+    @property
+    def num_turns(self) -> int:
+        """How often `measure_faults` advances: at its start, before plain decoding, and before each fault."""
+        return 2 + 2 * self.num_repeats
+
 
 QUICK = FaultPlan(num_tokens=64, calm_s=1.0, away_s=5.0, num_repeats=1)  # half the answer, so half the calm
 
@@ -166,7 +171,7 @@ def measure_faults(
     """Start a star, open NUM_STREAMS streams, and kill and stop its hub.
 
     Args:
-        advance: called with the name of the next step.
+        advance: called with the name of the next step, `plan.num_turns` times.
     Raises: as check_drafts; PeerLost if the star does not come up or does not recover; httpx.HTTPError if a stream
         breaks.
     """

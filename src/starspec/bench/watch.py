@@ -46,6 +46,11 @@ class WatchPlan:
     num_pairs: int = 10
     interval_s: float = 4.0
 
+    @property
+    def num_turns(self) -> int:
+        """How often `measure_watch` advances: at its start, and before each pair."""
+        return 1 + self.num_pairs
+
 
 QUICK = WatchPlan(num_pairs=2, interval_s=2.0)
 

@@ -49,7 +49,9 @@ def wire(quick: Quick = False, json_file: JsonFile = None) -> None:
     with measuring("bench wire", None) as bar:
         from starspec.bench.wire.measure import QUICK, WirePlan, blocks, measure_wire  # noqa: PLC0415 (torch)
 
-        report = measure_wire(QUICK if quick else WirePlan(), lambda what: bar.begin(what, None))
+        plan = QUICK if quick else WirePlan()
+        bar.begin("calling", plan.num_turns)
+        report = measure_wire(plan, bar.turn)
     publish(report, blocks(report), json_file, quick=quick, num_repeats=QUICK.num_repeats)
 
 
@@ -75,7 +77,9 @@ def faults(
             mistakes_of,
         )
 
-        report = measure_faults(models, prompts, QUICK if quick else FaultPlan(), lambda what: bar.begin(what, None))
+        plan = QUICK if quick else FaultPlan()
+        bar.begin("serving", plan.num_turns)
+        report = measure_faults(models, prompts, plan, bar.turn)
     publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes_of(report))
 
 
@@ -95,7 +99,9 @@ def watch(
     with measuring("bench watch", None) as bar:
         from starspec.bench.watch import QUICK, WatchPlan, blocks, measure_watch, mistakes_of  # noqa: PLC0415 (torch)
 
-        report = measure_watch(models, prompts, QUICK if quick else WatchPlan(), lambda what: bar.begin(what, None))
+        plan = QUICK if quick else WatchPlan()
+        bar.begin("serving", plan.num_turns)
+        report = measure_watch(models, prompts, plan, bar.turn)
     publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes_of(report))
 
 

@@ -52,14 +52,16 @@ def shard(
 
 
 def _on_modelled_layers(quick: bool, json_file: Path | None) -> None:
-    with measuring("bench shard", "ways to decode") as bar:
+    with measuring("bench shard", None) as bar:
         from starspec.bench.shard.synthetic import (  # noqa: PLC0415 (torch)
             QUICK,
             ShardPlan,
             blocks,
             measure_shard,
             mistakes_of,
+            ways,
         )
 
+        bar.begin("ways to decode", len(ways()))
         report = measure_shard(QUICK if quick else ShardPlan(), bar.turn)
     publish(report, blocks(report), json_file, quick=quick, mistakes=mistakes_of(report))

@@ -206,7 +206,7 @@ def ways() -> list[Way]:
 
 
 def measure_modes(plan: ShardPlan, advance: Callable[[str], None]) -> list[ModeRow]:
-    """All ways to decode. Args: advance: called with each before it begins. Raises: as real_stages."""
+    """All ways to decode. Args: advance: called with each of `ways()` before it begins. Raises: as real_stages."""
     rows = []
     with four_stages(plan) as decode_really:
         for way in ways():

@@ -34,6 +34,11 @@ class WirePlan:
     num_repeats: int = 5
     num_echoes: int = 3000
 
+    @property
+    def num_turns(self) -> int:
+        """How often `measure_wire` advances."""
+        return len(self.num_targets) + 2 * len(ECHO_SIZES)  # each echo without keys, and with
+
 
 QUICK = WirePlan(num_requests=80, num_repeats=3, num_echoes=1000)
 
@@ -74,7 +79,7 @@ def measure_wire(plan: WirePlan, advance: Callable[[str], None]) -> Report:
     """Run synthetic stars and bare echoes, one after the other.
 
     Args:
-        advance: called with what is about to be measured.
+        advance: called with what is about to be measured, `plan.num_turns` times.
     Raises: PeerLost if a process dies or hangs.
     """
     rows = []
