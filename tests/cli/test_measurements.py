@@ -166,6 +166,28 @@ def test_certify_of_a_missing_model_is_one_sentence(starspec) -> None:
     assert "nowhere" in outcome.err.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("part", "unused"),
+    [
+        ("exact", "--head, --target, --draft"),
+        ("head-bits", "--target, --draft"),
+        ("batch-pair", "--model, --head"),
+    ],
+)
+def test_certify_says_which_models_its_part_does_not_use(part: str, unused: str, starspec, monkeypatch) -> None:
+    from starspec.bench import certify
+
+    def find(*_: object) -> None:
+        raise ConfigError("it is enough")
+
+    monkeypatch.setattr(import_module("starspec.cli.bench_certify"), "check_models", lambda *_: None)
+    monkeypatch.setattr(certify, "certify", find)
+    words = ("--model", "a", "--head", "b", "--target", "c", "--draft", "d")
+    first, *_, last = starspec("bench", "certify", *words, "--part", part).err.splitlines()
+    assert (first, last) == (f"bench certify: --part {part} does not use {unused}", "starspec: it is enough")
+    assert "does not use" not in starspec("bench", "certify", *words).err
+
+
 def test_bench_batch_saves_rows_ratios_and_figures_and_verify_takes_the_methods(starspec, tmp_path: Path) -> None:
     from predictable import write_target
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 import typer
 
@@ -19,6 +20,8 @@ from starspec.models.loading.checks import check_models
 CertifiedPart = Literal[  # importing claims imports torch
     "exact", "sampled", "bits", "head-exact", "head-bits", "pair", "batch", "batch-pair", "stages"
 ]
+OF_HEADS: Final = ("head-exact", "head-bits")
+OF_PAIRS: Final = ("pair", "batch-pair")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +43,23 @@ class CertifyOptions:
     def __post_init__(self) -> None:
         if (self.target is None) != (self.draft is None):
             raise ConfigError("the parts with two models need both --target and --draft")
-        if self.part in ("head-exact", "head-bits") and self.head is None:
+        if self.part in OF_HEADS and self.head is None:
             raise ConfigError(f"--part {self.part} is about an EAGLE head: give --head")
-        if self.part in ("pair", "batch-pair") and self.target is None:
+        if self.part in OF_PAIRS and self.target is None:
             raise ConfigError(f"--part {self.part} is about two models: give --target and --draft")
+
+    @property
+    def unused(self) -> list[str]:
+        """The options whose models belong to other parts than the one that is tested."""
+        if self.part is None:
+            return []
+        of_pair, of_head = self.part in OF_PAIRS, self.part in OF_HEADS
+        has_head, has_pair = self.head is not None, self.target is not None
+        return [
+            *(["--model"] if of_pair else []),
+            *(["--head"] if has_head and not of_head else []),
+            *(["--target", "--draft"] if has_pair and not of_pair else []),
+        ]
 
 
 @bound
@@ -72,6 +88,8 @@ def certify(
     for target, draft in ((options.model, options.head), (options.target, options.draft)):
         if target is not None:
             check_models(replace(runs, model=target), None if draft is None else replace(runs, model=draft))
+    if options.unused:
+        print(f"bench certify: --part {options.part} does not use {', '.join(options.unused)}", file=sys.stderr)
     with measuring("bench certify") as bar:
         from starspec.bench.certify import Shard, Subjects, blocks, count_turns  # noqa: PLC0415 (these import torch)
         from starspec.bench.certify import certify as run  # noqa: PLC0415
