@@ -235,6 +235,16 @@ def test_no_child_outlives_a_supervisor_that_was_killed(tmp_path: Path) -> None:
         assert up.are_children_gone()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_start_that_is_interrupted_did_not_succeed(tmp_path: Path, number: signal.Signals) -> None:
+    """The exit code is that of a process that does not handle the signal, as before processes are started."""
+    with running(tmp_path, *STAR) as up:
+        up.children = until(up.process.children, "the first process")
+        assert up.end(number) == 128 + number
+        assert up.are_children_gone()
+    assert "Traceback" not in up.log.read_text()
+
+
 def failing(*arguments: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "starspec", "up", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=dict(os.environ))

@@ -139,8 +139,9 @@ def up(
 ) -> None:
     """Start a draft server, targets and an OpenAI-compatible gateway on this machine, and keep them running.
 
-    Ctrl-C stops them all once the requests in flight have ended; a second Ctrl-C does not wait for those. `starspec
-    serve` is another name of this command.
+    Ctrl-C stops them all once the requests in flight have ended; a second Ctrl-C does not wait for those. Exits 0 if
+    all was ready by then, as every server here does, and otherwise 130 (143 after SIGTERM). `starspec serve` is another
+    name of this command.
     """
     check_output()
     read_thresholds(limits.relaxed_thresholds)  # before processes start that would all fail
@@ -174,8 +175,10 @@ def up(
         display = TableDisplay() if options.table and TableDisplay.is_possible() else LineDisplay()
         with display, _removed(options.ready_file):
             with Supervisor(specs, display.show_log, display.show_line) as supervisor:
-                _run(_Star(config, ports, supervisor, display), options)
+                code = _run(_Star(config, ports, supervisor, display), options)
             _merge_traces(config, supervisor.views, trace, display)
+    if code:
+        raise typer.Exit(code)
 
 
 def _of_model(model: ModelConfig, name: str | None) -> ModelConfig:
@@ -272,20 +275,24 @@ class _Interrupts:
 
     def __init__(self) -> None:
         self.count = 0
+        self.first = 0  # the number of the first signal
         self._last_s = float("-inf")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: object) -> None:  # noqa: ARG002 (the signature of a handler)
-        now = time.monotonic()
+        now, self.first = time.monotonic(), self.first or number
         if now - self._last_s > TOGETHER_S:
             self.count += 1
         self._last_s = now
 
 
-def _run(star: _Star, options: UpOptions) -> None:
-    """Run the star from start to end. On return every child has ended, in good order if possible."""
+def _run(star: _Star, options: UpOptions) -> int:
+    """Run the star from start to end. On return every child has ended, in good order if possible.
+
+    Returns: the exit code. A start that a signal ended has 128 and its number, as if that had not been handled.
+    """
     interrupts, was_ready = _Interrupts(), False
     try:
         star.supervisor.start()
@@ -301,6 +308,7 @@ def _run(star: _Star, options: UpOptions) -> None:
         if drain_s:
             star.display.show_line("up", f"stopping; requests in flight have {drain_s:g} s, Ctrl-C again ends them now")
         star.supervisor.stop(drain_s, is_impatient=lambda: interrupts.count > 1)
+    return 0 if was_ready else 128 + interrupts.first
 
 
 def _await_ready(star: _Star, timeout_s: float, interrupts: _Interrupts) -> None:
