@@ -10,8 +10,10 @@ from tiny import make_model, save_with_tokenizer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from starspec.config import MAX_DRAFT_TOKENS
 from starspec.errors import ConfigError, VocabularyMismatch
 from starspec.llm import LLM
+from starspec.models.loading.config_json import declared_cache_numbers
 from starspec.models.synthetic.runner import SyntheticRunner
 from starspec.wire.keys import generate_keys
 
@@ -207,6 +209,38 @@ def test_up_refuses_such_a_cache_before_any_process_starts(starspec, unreadable:
     outcome = starspec("up", unreadable, "--port", "0", "--max-num-seqs", "1000000000")
     assert "the KV cache of 1000000000 sequences of" in outcome.err
     assert outcome.code == 2
+
+
+@pytest.mark.parametrize("stages", ["1", "2"])
+def test_up_refuses_caches_that_fit_only_alone_and_counts_those_of_this_machine(
+    stages: str, starspec, unreadable: str, monkeypatch
+) -> None:
+    def start(*_: object) -> None:
+        raise ConfigError("processes start")
+
+    monkeypatch.setattr(sys.modules["starspec.cli.up"], "Supervisor", start)
+    for module in ("starspec.cli.up", "starspec.models.loading.checks"):
+        monkeypatch.setattr(sys.modules[module], "check_there", lambda _: None)
+    words = ["up", unreadable, "--port", "0", "--max-model-len", "64", "--max-num-seqs", "3", "--targets", "5"]
+    one = 3 * (64 + MAX_DRAFT_TOKENS) * declared_cache_numbers(Path(unreadable)) * 2
+    drafts = {
+        (): 0,
+        ("--draft", unreadable): 5 * one,
+        ("--draft", unreadable, "--draft-device", "cuda:0"): 0,
+        ("--draft", unreadable, "--kv-budget", "1MiB"): 2**20,
+    }
+    if stages == "2":
+        words, drafts = [*words, "--stages", stages], {(): 0}
+    memory = [0]
+    monkeypatch.setattr("starspec.models.loading.checks.machine_bytes", lambda: memory[0])
+    for more, draft in drafts.items():
+        memory[0] = 5 * one + draft
+        assert "processes start" in starspec(*words, *more).err
+        memory[0] -= 1
+        outcome = starspec(*words, *more)
+        what = f"targets and draft take 5 times {one} and {draft}" if draft else f"targets take 5 times {one}"
+        assert f"the KV caches of 5 {what} bytes, together more than this machine's memory of" in outcome.err
+        assert outcome.code == 2
 
 
 def test_the_offline_api_refuses_such_a_cache_too(unreadable: str, monkeypatch) -> None:

@@ -29,19 +29,25 @@ def check_rows(num_rows: int, max_len: int, num_row_bytes: int, memory_bytes: in
         )
 
 
-def check_together(target_bytes: int, draft_bytes: int, memory_bytes: int) -> None:
-    """Check the caches of a target and of a draft beside it, each of which fits alone.
+def check_together(target_bytes: int, draft_bytes: int, memory_bytes: int, num_targets: int = 1) -> None:
+    """Check the caches of targets and of a draft beside them, each of which fits alone.
 
     Args:
+        target_bytes: of each target.
+        draft_bytes: 0 = there is no draft, or it has no cache here.
         memory_bytes: of the machine.
-    Raises: ConfigError if the memory does not hold both.
+    Raises: ConfigError if the memory does not hold all of them.
     """
-    if target_bytes + draft_bytes > memory_bytes:
-        raise ConfigError(
-            f"the KV caches of target and draft take {target_bytes} and {draft_bytes} bytes, together more than this "
-            f"machine's memory of {memory_bytes} bytes; lower the number of sequences (max_num_seqs of LLM, batch "
-            "sizes or ExSpec's window of a measurement) or max_model_len"
-        )
+    if num_targets * target_bytes + draft_bytes <= memory_bytes:
+        return
+    targets, times = ("target", "") if num_targets == 1 else (f"{num_targets} targets", f"{num_targets} times ")
+    draft, its_bytes = (" and draft", f" and {draft_bytes}") if draft_bytes else ("", "")
+    fewer = "" if num_targets == 1 else ", the number of targets"
+    raise ConfigError(
+        f"the KV caches of {targets}{draft} take {times}{target_bytes}{its_bytes} bytes, together more than this "
+        f"machine's memory of {memory_bytes} bytes; lower the number of sequences (max_num_seqs of LLM or a server, "
+        f"batch sizes or ExSpec's window of a measurement){fewer} or max_model_len"
+    )
 
 
 def memory_of(num_rows: int, num_bytes: int) -> str:

@@ -39,7 +39,7 @@ from starspec.config.network import LOOPBACK
 from starspec.config.option import A_MODEL, MODELS, NONE_GIVEN, PROCESS
 from starspec.errors import ConfigError, StarspecError
 from starspec.hub.checks import suited_to
-from starspec.models.loading.checks import check_cut, check_declared_cache, check_models
+from starspec.models.loading.checks import check_cut, check_declared_caches, check_models
 from starspec.models.resolve import resolve_draft
 from starspec.observe.trace import merge
 from starspec.openmp import num_cores
@@ -168,9 +168,9 @@ def up(
         config = replace(config, trace_folder=trace_folder)
         ports = _reserve(reservations, config)
         # once, before several processes do
-        check_models(model, speculative.draft_model(config.draft) if speculative else None)
+        check_models(model, config.draft_model)
         check_cut(model.model, star.num_stages)
-        check_declared_cache(replace(model, num_rows=config.target.num_rows))
+        check_declared_caches(replace(model, num_rows=config.target.num_rows), star.num_targets, config.draft_model)
         specs = star_specs(config, ports, os.environ, num_cores=num_cores())
         display = TableDisplay() if options.table and TableDisplay.is_possible() else LineDisplay()
         with display, _removed(options.ready_file):

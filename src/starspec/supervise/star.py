@@ -71,6 +71,13 @@ class StarConfig:
                 raise ConfigError(f"there is no target '{name}' in this star{nearest(name, names)}")
 
     @property
+    def draft_model(self) -> ModelConfig | None:
+        """What drafts, with a row for each sequence of each target; None if no model does."""
+        if self.speculative is None:
+            return None
+        return self.speculative.draft_model(replace(self.draft, num_rows=self.num_targets * self.target.num_rows))
+
+    @property
     def drain_s(self) -> float:
         """Time for requests in flight when the star stops."""
         return self.gateway.shutdown_timeout_s
@@ -140,9 +147,10 @@ def _hub(star: StarConfig, speculative: SpeculativeConfig, ports: StarPorts, env
         max_tags=max(star.hub.max_tags, num_rows),  # a row for each is useless otherwise
         max_targets=max(star.hub.max_targets, star.num_targets),
     )
-    draft = speculative.draft_model(replace(star.draft, num_rows=num_rows))
     process = _process(star, "hub")
-    config = HubProcess(hub=hub, speculative=speculative, draft=draft, target=star.model.model, process=process)
+    config = HubProcess(
+        hub=hub, speculative=speculative, draft=star.draft_model, target=star.model.model, process=process
+    )
     return hub_spec(config, environment)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from starspec.cache.memory import check_rows, machine_bytes
+from starspec.cache.memory import check_rows, check_together, machine_bytes
 from starspec.config import MAX_DRAFT_TOKENS
 from starspec.config.model import DEFAULT_MAX_MODEL_LEN, ModelConfig, check_there
 from starspec.config.option import A_MODEL
@@ -58,16 +58,34 @@ def check_settings(*configs: ModelConfig | None) -> None:
             check_context_length(config.model, config.max_model_len, _own_length(config))
 
 
-def check_declared_cache(config: ModelConfig) -> None:
-    """Check the cache of a model that was found, as far as its config.json shows its size. Loading checks all of it.
+def check_declared_caches(target: ModelConfig, num_targets: int, draft: ModelConfig | None) -> None:
+    """Check the caches of models that were found, as far as config.json shows their sizes. Loading checks each of them.
 
-    Raises: ConfigError if this machine's memory does not hold it.
+    Args:
+        num_targets: that share this machine, each with a cache of its own. If a target is cut, its stages share it.
+        draft: of all targets; None = there is none.
+    Raises: ConfigError if this machine's memory does not hold one of them, or all of them together.
     """
-    if is_synthetic(config.model) or config.device != "cpu":
-        return
-    if num_numbers := declared_cache_numbers(locate(config.model)):
-        max_len = context_length(config) + MAX_DRAFT_TOKENS
-        check_rows(config.num_rows, max_len, num_numbers * max_len * NUMBER_BYTES[config.dtype], machine_bytes())
+    target_bytes, draft_bytes = _declared_bytes(target), 0 if draft is None else _declared_bytes(draft)
+    check_together(target_bytes, draft_bytes, machine_bytes(), num_targets)
+
+
+def _declared_bytes(config: ModelConfig) -> int:
+    """Bytes of a model's cache in this machine's memory; 0 if it is elsewhere, or if config.json does not show them.
+
+    Raises: ConfigError if the memory does not hold that cache alone.
+    """
+    if is_synthetic(config.model) or config.device != "cpu" or looks_like_a_head(config.model):
+        return 0  # a head's cache has one layer
+    num_numbers = declared_cache_numbers(locate(config.model))
+    if not num_numbers:
+        return 0
+    if config.kv_budget_bytes is not None:
+        return config.kv_budget_bytes
+    max_len = context_length(config) + MAX_DRAFT_TOKENS
+    num_row_bytes = num_numbers * max_len * NUMBER_BYTES[config.dtype]
+    check_rows(config.num_rows, max_len, num_row_bytes, machine_bytes())
+    return config.num_rows * num_row_bytes
 
 
 def check_cut(model: str, num_stages: int) -> None:
