@@ -11,7 +11,7 @@ StarspecError
 │  ├─ NoFreeRow             every cache row is leased
 │  └─ QueueFull             the queue is at its limit
 ├─ LinkError                the network between two processes
-│  ├─ PeerProtocolError     the peer sent something that the protocol forbids
+│  ├─ PeerProtocolError     the peer sent something that the protocol forbids: HTTP 502 if it is a target
 │  ├─ LocalProtocolError    we tried to send something that the protocol forbids
 │  └─ PeerLost              the peer is gone or silent
 ├─ OutputError              a file or standard output cannot be written, as on a full disk: the CLI exits 1

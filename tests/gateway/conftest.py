@@ -35,9 +35,9 @@ from starspec.wire.messages import (
     RequestSpec,
     Submit,
     TargetStatus,
-    TargetToGateway,
     TokenLogprob,
 )
+from starspec.wire.serving_news import FromTarget
 
 PATIENCE_S = 20.0  # a test that waits for longer has failed
 TEMPLATE = (
@@ -76,7 +76,7 @@ class ToyTarget:
         self.is_closed = False
         self.name = TargetId(name)
         self._encode = encode
-        self._outbox: asyncio.Queue[TargetToGateway | PeerLost] = asyncio.Queue()
+        self._outbox: asyncio.Queue[FromTarget | PeerLost] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._num_chars: dict[RequestId, int] = {}  # of the text so far, of a request with logprobs
 
@@ -94,7 +94,7 @@ class ToyTarget:
                 self._submit(request_id, spec)
         self._changed.set()
 
-    async def receive(self) -> TargetToGateway:
+    async def receive(self) -> FromTarget:
         message = await self._outbox.get()
         if isinstance(message, PeerLost):
             raise message
@@ -152,7 +152,7 @@ class ToyTarget:
             )
         )
 
-    def say(self, message: TargetToGateway) -> None:
+    def say(self, message: FromTarget) -> None:
         """Whatever it is."""
         self._outbox.put_nowait(message)
 

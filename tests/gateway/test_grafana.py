@@ -45,7 +45,7 @@ def labels() -> dict[str, set[str]]:
         stats=TargetStats(acceptance=AcceptanceStats(num_accepted_tokens_per_pos=[1]), lengths=lengths, pipe=pipe),
     )
     hub = HubStatus("tiny", HubStats(), {TargetId("t0"): HubTargetStats()})
-    metrics = GatewayMetrics(lambda: StatusSnapshot((status,), hub))
+    metrics = GatewayMetrics(lambda: StatusSnapshot((status,), hub), lambda: 0)
     metrics.requests.labels("/v1/completions", "200").inc()
     return {sample.name: set(sample.labels) for family in metrics.registry.collect() for sample in family.samples}
 

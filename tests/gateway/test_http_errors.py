@@ -12,9 +12,12 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from starspec.errors import RequestError
+from starspec.gateway import http_errors
 from starspec.gateway.http_errors import http_error_of
+from starspec.gateway.open_request import FAILED
 from starspec.gateway.schema import CompletionRequest
 from starspec.ids import RequestId
+from starspec.log_limit import LogLimit
 from starspec.wire.messages import Rejected
 
 USER = {"role": "user", "content": "hi"}
@@ -470,11 +473,17 @@ async def test_a_refusal_of_the_target_names_the_parameter_as_the_client_calls_i
     assert error_of(await gateway.post("/v1/completions", prompt="hi"))["param"] == "prompt"
 
 
-async def test_a_request_that_a_target_could_not_take_is_a_500_and_not_sent_again(gateway: Any) -> None:
+async def test_a_request_that_a_target_could_not_take_is_a_500_and_not_sent_again(
+    gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_errors, "UNEXPECTED", LogLimit(lambda: 0.0))
     gateway.target.refusal = Rejected(RequestId(""), "internal error", None, 500)
-    reply = await gateway.post("/v1/completions", prompt="hi")
-    assert reply.status_code == 500
+    with capture_logs() as logs:
+        reply = await gateway.post("/v1/completions", prompt="hi")
+    assert (reply.status_code, error_of(reply)["message"]) == (500, FAILED)
     assert "retry-after" not in reply.headers
+    assert [each["why"] for each in logs if each["event"] == "a request failed"] == [FAILED]
+    assert not [each for each in logs if "exc_info" in each]  # the traceback is the target's
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,16 @@ from starspec.gateway.server import Connections, GatewayServer, zmq_connections
 from starspec.ids import TargetId
 from starspec.stats import RequestStats, TargetStats
 from starspec.wire.keys import generate_keys, load_keys
-from starspec.wire.messages import PROTOCOL_VERSION, Abort, Ask, EngineOutput, Submit, TargetStatus
+from starspec.wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Ask,
+    EngineOutput,
+    PromptLogprob,
+    Submit,
+    TargetStatus,
+    TokenLogprob,
+)
 from starspec.wire.transports.serving_client import ServingClient
 from starspec.wire.transports.serving_server import ServingServer
 
@@ -31,7 +40,8 @@ PATIENCE_S = 20.0
 
 
 NUM_STREAMS = 200  # half of them have had a token when their target is killed
-CHATTY, MUTE = 7, 5  # the prompts
+CHATTY, MUTE, MAD = 7, 5, 9  # the prompts
+LIKELY = TokenLogprob(1, -0.5, [(1, -0.5)])
 TARGET = """
 import sys
 
@@ -56,7 +66,12 @@ while True:
 
 
 class ThreadedTarget:
-    """Emits one `x` for each prompt token of a request, then waits for ever if the prompt says so (token 7)."""
+    """Emits one `x` for each prompt token of a request, then waits for ever if the prompt says so (token 7).
+
+    A prompt that begins with MAD gets an `x`, and then `nonsense`.
+    """
+
+    nonsense: Mapping[str, Any] = {}  # fields of an output
 
     def __init__(self, port: int = 0, keys: Any = None) -> None:
         self._server = ServingServer("127.0.0.1", port, keys)
@@ -83,6 +98,9 @@ class ThreadedTarget:
                 self._server.send(peer, [TargetStatus(TargetId("toy"), "toy", 64, 0, 0, 1, 1, True, TargetStats())])
             case Abort():
                 self.has_aborted.set()
+            case Submit(request_id=request_id, spec=spec) if spec.prompt_token_ids[0] == MAD:
+                output = {"request_id": request_id, "token_ids": [1], "text": "x", "logprobs": [LIKELY]}
+                self._server.send(peer, [EngineOutput(**output), EngineOutput(**output | self.nonsense)])
             case Submit(request_id=request_id, spec=spec):
                 parts = [EngineOutput(request_id, [1], "x") for _ in spec.prompt_token_ids]
                 is_endless = 7 in spec.prompt_token_ids
@@ -144,6 +162,37 @@ async def test_a_target_that_dies_ends_its_streams_and_is_used_again_when_it_is_
         assert (await http.post("/v1/completions", json={"prompt": [1]})).json()["choices"][0]["text"] == "x!"
     finally:
         await asyncio.to_thread(heir.die)
+
+
+NONSENSE = {
+    "a negative token": {"token_ids": [-1]},
+    "a token of 40 bits": {"token_ids": [2**40]},
+    "its logprob": {"logprobs": [TokenLogprob(-1, -0.5, [])]},
+    "a likely token": {"logprobs": [TokenLogprob(1, -0.5, [(2**31, -0.5)])]},
+    "a token of the prompt": {"prompt_logprobs": [PromptLogprob(-7, -0.5, 1, [])]},
+    "no tokens at all": {"token_ids": 7},
+}
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE)
+async def test_an_answer_of_impossible_tokens_is_the_targets_fault_in_a_sentence_without_a_traceback(
+    http: httpx.AsyncClient, target: ThreadedTarget, nonsense: dict[str, Any]
+) -> None:
+    target.nonsense = nonsense
+    with capture_logs() as logs:
+        body = {"prompt": [MAD, 1], "logprobs": 1, "prompt_logprobs": 1}
+        reply = await http.post("/v1/completions", json=body)
+        streamed = await http.post("/v1/completions", json={"prompt": [MAD], "logprobs": 1, "stream": True})
+        assert await asyncio.to_thread(target.has_aborted.wait, PATIENCE_S)
+    why = "the target answered what cannot be read"
+    error = {"message": why, "type": "BadGatewayError", "param": None, "code": 502}
+    assert (reply.status_code, reply.json()["error"]) == (502, error)
+    first, *_, last, done, _ = streamed.text.split("\n\n")
+    assert '"text":"x"' in first
+    assert (json.loads(last.removeprefix("data: ")), done) == ({"error": error}, "data: [DONE]")
+    assert not [each for each in logs if "exc_info" in each]
+    assert "starspec_gateway_broken_answers_total 2.0" in (await http.get("/metrics")).text
+    assert (await http.post("/v1/completions", json={"prompt": [1]})).json()["choices"][0]["text"] == "x!"
 
 
 async def stream_of(port: int, token_id: int, has_begun: asyncio.Queue[int]) -> str:

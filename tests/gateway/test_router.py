@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from starspec.config import MIN_SERVING_LEASE_S, TargetConfig
-from starspec.errors import CapacityError, ConfigError, OurBug, PeerLost, RequestError, StarspecError
+from starspec.errors import CapacityError, ConfigError, PeerLost, PeerProtocolError, RequestError, StarspecError
 from starspec.gateway import open_request
 from starspec.gateway.generation import Generation
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
@@ -37,6 +37,7 @@ from starspec.wire.messages import (
     TokenLogprob,
     Verified,
 )
+from starspec.wire.serving_news import Unreadable
 
 SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=SamplingSpec())
 
@@ -168,10 +169,30 @@ async def test_an_answer_that_is_more_than_was_asked_for_ends(
             target.emit(RequestId("r-0"), "fine")
             assert (await generation.next(20)).output.text == "fine"
             target.say(EngineOutput(**{"request_id": RequestId("r-0"), "token_ids": [], "text": "", **more}))
-            with pytest.raises(OurBug, match="the target answered more than it was asked for"):
+            with pytest.raises(PeerProtocolError, match="the target answered more than it was asked for"):
                 await generation.next(20)
             await target.until(lambda: target.aborted)
     assert target.aborted == ["r-0"]
+
+
+async def test_an_answer_that_makes_no_sense_comes_from_another_target_unless_its_client_has_seen_some(
+    targets: list[Any],
+) -> None:
+    async with Router(targets[:2]) as router:
+        await connected(router, 2)
+        async with Generation(router, streamed(2), "r") as generation:
+            targets[0].say(Unreadable(RequestId("r-0"), "no message"))
+            await targets[1].until(lambda: "r-0.2" in targets[1].open)
+            targets[1].emit(RequestId("r-1"), "seen")
+            assert (await generation.next(20)).output.text == "seen"
+            targets[1].say(Unreadable(RequestId("r-1"), "no message"))
+            with pytest.raises(PeerProtocolError, match="the target answered what cannot be read"):
+                await generation.next(20)
+        assert ("r-0" in targets[0].aborted, "r-1" in targets[1].aborted) == (True, True)
+        targets[0].say(Unreadable(RequestId("r-0"), "of a request that has ended"))
+        targets[0].say(Refused("invalid", "heard behind it"))
+        await until(lambda: router.targets[0]._refusal != "")
+        assert [each.num_broken_answers for each in router.targets] == [1, 1]
 
 
 async def test_an_answer_whose_client_has_seen_nothing_goes_to_another_target_with_the_same_seed(

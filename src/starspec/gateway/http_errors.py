@@ -11,7 +11,7 @@ import structlog
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from starspec.errors import CapacityError, LinkError, RequestError, RequestTimedOut
+from starspec.errors import CapacityError, LinkError, OurBug, PeerProtocolError, RequestError, RequestTimedOut
 from starspec.log_limit import LogLimit
 from starspec.policy.retry_after import LOST_S, whole_seconds
 from starspec.quoting import shortened
@@ -28,6 +28,7 @@ TYPES: Final = {
     422: "UnprocessableEntityError",
     429: "RateLimitError",
     500: "InternalServerError",
+    502: "BadGatewayError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
 }
@@ -81,10 +82,13 @@ def http_error_of(error: Exception, queue_s: float = 0.0) -> HttpError:
         case CapacityError():
             return HttpError(503, str(error), None, max(error.retry_after_s, queue_s))
         case LinkError():
-            return HttpError(503, str(error), None, LOST_S)
+            makes_sense = not isinstance(error, PeerProtocolError)
+            return HttpError(503 if makes_sense else 502, str(error), None, LOST_S if makes_sense else None)
         case RequestTimedOut():
             return HttpError(504, str(error))
         case HTTPException():
             return HttpError(error.status_code, str(error.detail))
-    UNEXPECTED.log(log.error, "a request failed", kind=type(error).__name__, exc_info=error)
-    return HttpError(500, "internal error; the gateway's log says more")
+    is_of_target = isinstance(error, OurBug)  # whose log has the traceback
+    details = {"why": str(error)} if is_of_target else {"exc_info": error}
+    UNEXPECTED.log(log.error, "a request failed", kind=type(error).__name__, **details)
+    return HttpError(500, str(error) if is_of_target else "internal error; the gateway's log says more")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from starspec.audit import AuditLog
@@ -28,12 +30,28 @@ def route_of(path: str) -> str:
     return path if path in COUNTED_ROUTES else "other"
 
 
-class GatewayMetrics:
-    """The metrics of one gateway, in a registry of their own together with the status collector."""
+class _BrokenAnswers(Collector):
+    """A counter that something else keeps."""
 
-    def __init__(self, snapshot: Callable[[], StatusSnapshot]) -> None:
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+
+    def collect(self) -> Iterator[Metric]:
+        name, meaning = f"{PREFIX}gateway_broken_answers", "Answers of targets that were given up: they made no sense."
+        yield CounterMetricFamily(name, meaning, value=self._count())
+
+
+class GatewayMetrics:
+    """The metrics of one gateway, in a registry of their own together with the status collector.
+
+    Args:
+        num_broken_answers: of all targets, so far.
+    """
+
+    def __init__(self, snapshot: Callable[[], StatusSnapshot], num_broken_answers: Callable[[], int]) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(StatusCollector(snapshot))
+        self.registry.register(_BrokenAnswers(num_broken_answers))
         self.requests = Counter(
             f"{PREFIX}gateway_requests", "HTTP requests answered.", ["route", "status"], registry=self.registry
         )

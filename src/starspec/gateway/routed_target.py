@@ -10,7 +10,7 @@ from typing import Final, Protocol, assert_never
 import structlog
 
 from starspec.audit import AuditLog
-from starspec.errors import LocalProtocolError, OurBug, PeerLost, RequestError
+from starspec.errors import LocalProtocolError, PeerLost, PeerProtocolError, RequestError
 from starspec.gateway.background import Pace
 from starspec.gateway.open_request import OpenRequest, Sink, error_of, fail_all, num_positions, refusal_of
 from starspec.ids import RequestId, TargetId
@@ -35,8 +35,8 @@ from starspec.wire.messages import (
     RequestSpec,
     Submit,
     TargetStatus,
-    TargetToGateway,
 )
+from starspec.wire.serving_news import FromTarget, Unreadable
 
 ASK_INTERVAL_S: Final = 0.5  # between two Asks for a target's status; each also renews the lease
 
@@ -63,7 +63,7 @@ class ServingLink(Protocol):
         """Send a message without waiting. It is dropped while not connected."""
         ...
 
-    async def receive(self) -> TargetToGateway:
+    async def receive(self) -> FromTarget:
         """Wait for the next message.
 
         Raises: PeerLost once each time the connection breaks, after the messages that arrived before.
@@ -92,6 +92,7 @@ class RoutedTarget:
         self.name: TargetId | None = None  # as it said last; None: it has never told its status
         self.model: str | None = None  # likewise, the model that it serves
         self._last_assigned = 0
+        self.num_broken_answers = 0  # that were no answers to what was asked, and ended their requests
 
     @property
     def endpoint(self) -> str:
@@ -213,7 +214,7 @@ class RoutedTarget:
             self.abort(request_id)
         self._link.close()
 
-    def _handle(self, message: TargetToGateway) -> None:
+    def _handle(self, message: FromTarget) -> None:
         match message:
             case TargetStatus():
                 self._vitals.note_status()
@@ -232,7 +233,9 @@ class RoutedTarget:
                 self._open.pop(request_id).sink(refusal_of(message))
             case EngineOutput(request_id=request_id) if request_id in self._open:
                 self._take(request_id, message)
-            case Rejected() | EngineOutput():
+            case Unreadable(request_id=request_id) if request_id in self._open:
+                self._break_off(request_id, "the target answered what cannot be read")
+            case Rejected() | EngineOutput() | Unreadable():
                 pass  # of a request that was aborted meanwhile
             case _:
                 assert_never(message)
@@ -240,13 +243,20 @@ class RoutedTarget:
     def _take(self, request_id: RequestId, output: EngineOutput) -> None:
         request = self._open[request_id]
         if not request.take(output):
-            self._log(log.warning, "a target answers more than it was asked for", target=self.name)
-            self.abort(request_id)
-            request.sink(OurBug("the target answered more than it was asked for"))
+            self._break_off(request_id, "the target answered more than it was asked for")
             return
         if output.finish_reason is not None:
             del self._open[request_id]
         request.sink(error_of(output) or output)
+
+    def _break_off(self, request_id: RequestId, why: str) -> None:
+        """End a request whose answer makes no sense."""
+        request = self._open[request_id]
+        self.num_broken_answers += 1
+        self._log(log.warning, "a target's answer is given up", target=self.name, why=why)
+        self._audit.note("answer_given_up", target=self.name, endpoint=self.endpoint, why=why)
+        self.abort(request_id)
+        request.sink(PeerProtocolError(why))
 
     def _lose(self, why: str) -> None:
         """Fail every open request. The target gets no requests until it sends its status again."""

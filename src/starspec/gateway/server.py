@@ -160,7 +160,8 @@ class GatewayServer:
             clock=self._clock,
             hub=hub,
         )
-        metrics, log_limit = GatewayMetrics(services.snapshot), LogLimit(self._clock)
+        metrics = GatewayMetrics(services.snapshot, lambda: sum(each.num_broken_answers for each in router.targets))
+        log_limit = LogLimit(self._clock)
 
         def note_refusal(client: str, error: HttpError) -> None:
             metrics.refuse(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from starspec.errors import CapacityError, PeerLost, StarspecError
+from starspec.errors import CapacityError, PeerLost, PeerProtocolError, StarspecError
 
 QUIET_S: Final = 2.0  # a target that has not answered for so long is in a long step: others go first
 MAX_TARGETS: Final = 3  # that one answer is sent to, in turn: a request that ends its targets shall not end them all
@@ -54,4 +54,4 @@ def may_move(error: StarspecError, num_targets: int, *, is_seen: bool) -> bool:
         num_targets: that it was sent to so far.
         is_seen: whether its client has seen a part of it.
     """
-    return isinstance(error, PeerLost | CapacityError) and not is_seen and num_targets < MAX_TARGETS
+    return isinstance(error, PeerLost | PeerProtocolError | CapacityError) and not is_seen and num_targets < MAX_TARGETS

@@ -13,7 +13,8 @@ from starspec.ids import Epoch, LinkId, RequestId, Tag, TargetId
 PROTOCOL_VERSION = 2
 
 # Bounds that a decoder checks.
-TokenIdList = list[Annotated[int, Meta(ge=0, lt=2**31)]]
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+TokenIdList = list[TokenId]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 TagNumber = Annotated[Tag, Meta(ge=0, lt=2**53)]

@@ -15,7 +15,7 @@ from starspec.sampling.grammar import GrammarSpec
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree
 from starspec.stats import RequestStats
-from starspec.wire.messages.base import DraftCount, Message, RequestName, Seconds, StopStrings, TokenIdList
+from starspec.wire.messages.base import DraftCount, Message, RequestName, Seconds, StopStrings, TokenId, TokenIdList
 
 GRAMMAR_FAILED: Final = "the grammar cannot be followed"
 """How the `stop_reason` of an answer begins that was ended for that."""
@@ -71,14 +71,14 @@ class Abort(Message, frozen=True):
     request_id: RequestName
 
 
-LikelyOnes = Annotated[list[tuple[int, float]], Meta(max_length=MAX_TOP_LOGPROBS)]
+LikelyOnes = Annotated[list[tuple[TokenId, float]], Meta(max_length=MAX_TOP_LOGPROBS)]
 LikelyAfterNodes = Annotated[list[LikelyOnes], Meta(max_length=1 + MAX_DRAFT_TOKENS)]
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
     """The target's log-probability of one generated token, and of the most likely tokens at that position."""
 
-    token_id: int
+    token_id: TokenId
     logprob: float
     top: LikelyOnes  # (token id, log-probability), most likely first
     text_offset: Annotated[int, Meta(ge=0)] = 0  # characters of the answer before this token's; a stop may cut later
@@ -87,7 +87,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 class PromptLogprob(msgspec.Struct, frozen=True):
     """The target's log-probability of one token of a prompt, and of the most likely tokens at that position."""
 
-    token_id: int
+    token_id: TokenId
     logprob: float
     rank: int  # 1 + the number of likelier tokens
     top: LikelyOnes  # (token id, log-probability), most likely first
@@ -109,7 +109,7 @@ class EngineOutput(Message, frozen=True):
     """
 
     request_id: RequestName
-    token_ids: list[int]
+    token_ids: TokenIdList
     text: str
     logprobs: list[TokenLogprob] | None = None
     finish_reason: Literal["stop", "length", "abort", "error"] | None = None

@@ -14,18 +14,22 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+import msgspec
 import structlog
 import zmq
 import zmq.asyncio
 
 from starspec.errors import PeerLost, PeerProtocolError
+from starspec.ids import RequestId
 from starspec.log_limit import LogLimit
-from starspec.wire.codec import MAX_FRAME_BYTES, Decoder, encode
+from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.messages import GatewayToTarget, TargetToGateway
+from starspec.wire.messages.base import RequestName
+from starspec.wire.serving_news import FromTarget, Unreadable
 from starspec.wire.transports.sockets import (
     GOODBYE_MS,
     HANDSHAKE_FAILED,
@@ -48,6 +52,12 @@ READ_BYTES: Final = 128 * 1024  # behind which no further one is: decoding a fra
 WAITING: Final = 1024  # multiparts that arrived and were not read; beyond them the target has to wait
 
 log = structlog.get_logger()
+
+
+class _AboutRequest(msgspec.Struct):
+    """The part of an answer that says whose it is."""
+
+    request_id: RequestName
 
 
 class ServingClient:
@@ -98,7 +108,7 @@ class ServingClient:
         for socket in (self._socket, self._monitor, self._probe_monitor):
             self._poller.register(socket, zmq.POLLIN)
         self._decoder: Decoder[TargetToGateway] = Decoder(TargetToGateway)
-        self._arrived: deque[TargetToGateway] = deque()
+        self._arrived: deque[FromTarget] = deque()
         self._log_limit = LogLimit(clock)
         self._is_broken = False  # the target does not read, so the connection is dropped
         self._is_lost = False  # the connection broke, and `receive` has not raised PeerLost yet
@@ -125,7 +135,7 @@ class ServingClient:
         if sent.exception() is not None:
             self._break()
 
-    async def receive(self) -> TargetToGateway:
+    async def receive(self) -> FromTarget:
         """Wait for the next message.
 
         Raises: PeerLost once each time the connection breaks, after the messages that arrived before.
@@ -184,6 +194,7 @@ class ServingClient:
                 self._arrived += self._decoder.decode_all(frames)
             except PeerProtocolError as error:
                 self.num_frames_rejected += 1
+                self._arrived += [Unreadable(each, str(error)) for each in _requests_in(frames[:MAX_MESSAGES])]
                 event = "a target sends what this gateway cannot read"
                 self._log_limit.log(log.warning, event, endpoint=self.endpoint, why=str(error))
             if num_bytes > READ_BYTES:
@@ -245,3 +256,10 @@ def _waiting(socket: zmq.asyncio.Socket, most: float) -> Iterator[list[zmq.Frame
             break
         num_read += 1
         yield future.result()
+
+
+def _requests_in(frames: Sequence[bytes]) -> Iterator[RequestId]:
+    """The requests that frames which cannot be read are about, as far as the frames say it."""
+    for frame in frames:
+        with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError):
+            yield msgspec.msgpack.decode(frame, type=_AboutRequest).request_id
