@@ -9,7 +9,7 @@ import pytest
 import zmq.asyncio
 from structlog.testing import capture_logs
 
-from starspec.errors import PeerLost
+from starspec.errors import PeerLost, PeerProtocolError
 from starspec.gateway.hub_status import INTERVAL_S, TIMEOUT_S, HubStatusClient, HubStatusPoller
 from starspec.stats import HubStats
 from starspec.wire.codec import encode
@@ -46,6 +46,17 @@ async def test_the_log_says_that_a_hub_is_silent_and_that_it_answers_again() -> 
         for _ in range(5):
             await watch.refresh()
     assert [entry["event"] for entry in logs] == ["the hub does not answer", "the hub answers again"]
+
+
+async def test_an_address_that_is_not_a_hubs_is_told_once_although_no_hub_was_there_before() -> None:
+    async def ask() -> HubStatus:
+        raise PeerProtocolError("it is a target")
+
+    watch = HubStatusPoller(ask)
+    with capture_logs() as logs:
+        for _ in range(3):
+            await watch.refresh()
+    assert [(entry["log_level"], entry["why"]) for entry in logs] == [("warning", "it is a target")]
 
 
 async def test_whoever_wants_to_know_is_told_of_each_change_when_it_is_whole() -> None:

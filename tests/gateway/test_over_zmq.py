@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,19 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from starspec.audit import AuditLog
 from starspec.config import GatewayConfig
 from starspec.errors import ConfigError
 from starspec.gateway import routed_target
 from starspec.gateway.server import Connections, GatewayServer, zmq_connections
-from starspec.ids import TargetId
+from starspec.ids import StageId, TargetId
+from starspec.stages.inbox import NO_STAGE_WANTED, StageInbox
 from starspec.stats import RequestStats, TargetStats
 from starspec.wire.keys import generate_keys, load_keys
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
+    Alive,
     Ask,
     EngineOutput,
     PromptLogprob,
@@ -35,6 +39,7 @@ from starspec.wire.messages import (
 )
 from starspec.wire.transports.serving_client import ServingClient
 from starspec.wire.transports.serving_server import ServingServer
+from starspec.wire.transports.stage_port import StagePort
 
 PATIENCE_S = 20.0
 
@@ -193,6 +198,38 @@ async def test_an_answer_of_impossible_tokens_is_the_targets_fault_in_a_sentence
     assert not [each for each in logs if "exc_info" in each]
     assert "starspec_gateway_broken_answers_total 2.0" in (await http.get("/metrics")).text
     assert (await http.post("/v1/completions", json={"prompt": [1]})).json()["choices"][0]["text"] == "x!"
+
+
+@pytest.fixture
+def stage() -> Iterator[StagePort]:
+    """A stage that is asked who it is."""
+    port = StagePort("127.0.0.1", 0, None, False, AuditLog.off())
+    inbox = StageInbox(port, StageId("0" * 16), "target", lambda peer, beat: Alive(beat.pipe_epoch), time.monotonic)
+    inbox.start()
+    yield port
+    inbox.end()
+    inbox.join(PATIENCE_S)
+
+
+async def test_a_stages_address_is_not_a_targets_and_log_and_health_say_so(
+    stage: StagePort, model_folder: Path
+) -> None:
+    with capture_logs() as logs:
+        address = f"tcp://127.0.0.1:{stage.port}"
+        server = GatewayServer(GatewayConfig(port=0, model=str(model_folder), targets=(address,), hub=address))
+        serving = asyncio.create_task(server.serve())
+        async with httpx.AsyncClient(base_url=server.address, timeout=PATIENCE_S, trust_env=False) as client:
+            async with asyncio.timeout(PATIENCE_S):
+                state, said = "", dict[str, str]()
+                while state != "refusing" or len(said) < 2:
+                    state = (await client.get("/health")).json()["targets"][0]["state"]
+                    said = {each["event"]: each["why"] for each in logs if each["log_level"] == "warning"}
+        server.stop()
+        await asyncio.wait_for(serving, PATIENCE_S)
+    assert said == {
+        "a target refuses this gateway": NO_STAGE_WANTED.reason,
+        "the hub does not answer": f"the hub at {address} refuses to answer: {NO_STAGE_WANTED.reason}",
+    }
 
 
 async def stream_of(port: int, token_id: int, has_begun: asyncio.Queue[int]) -> str:

@@ -26,10 +26,12 @@ from starspec.log_limit import LINES, LogLimit
 from starspec.policy.routing import MAX_TARGETS, QUIET_S
 from starspec.policy.target_health import PAUSE_S, SILENCE_S, UNREACHED_S, TargetHealth
 from starspec.sampling.spec import SamplingSpec
+from starspec.stats import HubStats
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Ask,
     EngineOutput,
+    HubStatus,
     PromptLogprob,
     Refused,
     Rejected,
@@ -397,6 +399,19 @@ async def test_a_target_that_cannot_be_reached_is_complained_about_late_and_once
             clock.now_s += ASK_INTERVAL_S
             routed.check()
     assert ["could not be reached for 60 s" in each["event"] for each in logs] == [True]
+
+
+async def test_a_hub_in_the_place_of_a_target_is_told_at_once(targets: list[Any]) -> None:
+    (routed,) = Router(targets[:1]).targets
+    with capture_logs() as logs:
+        listening = asyncio.create_task(routed.listen())
+        for _ in range(3):
+            targets[0].say(HubStatus("tiny", HubStats()))
+        await until(lambda: routed.state is not TargetHealth.STARTING)
+        await until(targets[0]._outbox.empty)
+        listening.cancel()
+    assert routed.state is TargetHealth.REFUSING
+    assert [each["why"] for each in logs] == ["a hub listens at this address, and no target"]
 
 
 async def test_a_target_that_loads_for_long_is_starting_and_no_alarm(targets: list[Any]) -> None:

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import pytest
 
 from starspec.audit import AuditLog
-from starspec.ids import PeerId, PipeEpoch, StageId
-from starspec.stages.inbox import MAX_CONTROLS, MAX_QUEUED, Control, StageInbox
+from starspec.ids import PeerId, PipeEpoch, StageId, TargetId
+from starspec.stages.inbox import MAX_CONTROLS, MAX_QUEUED, NO_STAGE_WANTED, Control, StageInbox
 from starspec.wire.codec import Decoder, encode
-from starspec.wire.messages import Alive, Beat, Detach, Gap, StageToCoordinator
+from starspec.wire.messages import PROTOCOL_VERSION, Alive, Ask, Beat, Detach, Gap, Hello, StageToCoordinator
 from starspec.wire.transports.sockets import Context
 from starspec.wire.transports.stage_connection import StageConnection
 from starspec.wire.transports.stage_port import StageArrival, StagePort
@@ -82,6 +82,13 @@ def test_control_messages_that_nobody_takes_are_bounded() -> None:
         connection.send([encode(Beat(EPOCH, 7.5))])
         assert answer(connection) == Alive(EPOCH, 7.5, is_busy=True)
         assert len(inbox.take(0.0)) == MAX_CONTROLS
+
+
+@pytest.mark.parametrize("message", [Ask(PROTOCOL_VERSION), Hello(PROTOCOL_VERSION, TargetId("t"), 100, "f")])
+def test_whoever_takes_the_stage_for_a_target_or_a_hub_is_told_so(message: Ask | Hello) -> None:
+    with reading() as (_, connection):
+        connection.send([encode(message)])
+        assert answer(connection) == NO_STAGE_WANTED
 
 
 def test_control_messages_keep_their_order_and_their_sender_is_answered() -> None:

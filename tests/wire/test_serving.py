@@ -582,6 +582,29 @@ def test_an_asker_that_is_closed_does_not_wait_for_an_answer() -> None:
         assert not leaving.is_alive()
 
 
+async def test_what_answers_and_is_no_hub_is_an_error_that_says_so(server: ServingServer) -> None:
+    endpoint = f"tcp://127.0.0.1:{server.port}"
+    asker = HubStatusClient(endpoint, timeout_s=PATIENCE_S)
+    try:
+        asking = asyncio.create_task(asker())
+        ((peer, _), *_) = await heard(server)
+        server.send(peer, [output(1)])
+        with pytest.raises(PeerProtocolError, match=f"what answers at {endpoint} is not a hub: frame of "):
+            await asking
+    finally:
+        asker.close()
+
+
+async def test_a_gateway_hears_that_a_hub_listens_where_it_takes_a_target_to_be(star) -> None:
+    client = ServingClient(star.hub().endpoint)
+    try:
+        await connected(client)
+        client.send(Ask(PROTOCOL_VERSION))
+        assert await asyncio.wait_for(client.receive(), PATIENCE_S) == HubStatus("echo", HubStats())
+    finally:
+        client.close()
+
+
 async def test_an_answer_that_is_no_status_is_an_error() -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as raw:
         raw.linger = 0

@@ -48,7 +48,7 @@ class HubStatusClient:
         self._hub_key = b"" if keys is None else keys.public_key_of("hub")
         self._timeout_s = timeout_s
         self._context = zmq.asyncio.Context()
-        self._decoder: Decoder[HubStatus] = Decoder(HubPublicReply)
+        self._decoder: Decoder[HubPublicReply] = Decoder(HubPublicReply)
         self._monitors: set[UnreadMonitor] = set()  # of the requests in flight
 
     async def __call__(self) -> HubStatus:
@@ -69,7 +69,7 @@ class HubStatusClient:
                 await self._until(zmq.POLLOUT, socket, monitor)
                 await socket.send(encode(Ask(PROTOCOL_VERSION)))
                 await self._until(zmq.POLLIN, socket, monitor)
-                answer = self._decoder.decode(await socket.recv())
+                answer = self._decoded(await socket.recv())
         except TimeoutError:
             raise PeerLost(f"the hub at {self._endpoint} did not answer within {self._timeout_s:g} s") from None
         finally:
@@ -82,6 +82,13 @@ class HubStatusClient:
         if not isinstance(answer, HubStatus):
             raise PeerProtocolError(f"the hub at {self._endpoint} answered Ask with {type(answer).__name__}")
         return answer
+
+    def _decoded(self, frame: bytes) -> HubPublicReply:
+        """Raises: PeerProtocolError."""
+        try:
+            return self._decoder.decode(frame)
+        except PeerProtocolError as error:
+            raise PeerProtocolError(f"what answers at {self._endpoint} is not a hub: {error}") from error
 
     async def _until(self, ready: int, socket: zmq.asyncio.Socket, monitor: UnreadMonitor) -> None:
         """Wait until the socket can send or receive. Raises: PeerLost if a connection is refused."""
@@ -111,6 +118,7 @@ class HubStatusPoller:
         self._log_limit = LogLimit(clock)
         self._since_s = clock()
         self._tell: list[Callable[[], object]] = []
+        self._is_misled = False  # what answered last refused, or is no hub
         self.status: HubStatus | None = None
         self.state: HubState = "connecting"
 
@@ -134,11 +142,14 @@ class HubStatusPoller:
         try:
             self.status = await self._fetch()
         except LinkError as error:
-            if self.status is not None:
+            was_misled, self._is_misled = self._is_misled, isinstance(error, PeerProtocolError)
+            if self.status is not None or (self._is_misled and not was_misled):
                 self._log_limit.log(log.warning, "the hub does not answer", why=str(error))
+            if self.status is not None:
                 self.status = None
                 self._enter("lost")
         else:
+            self._is_misled = False
             if self.state == "lost":
                 self._log_limit.log(log.warning, "the hub answers again", seconds=round(self.state_s, 1))
             self._enter("connected")

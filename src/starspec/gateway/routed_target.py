@@ -30,6 +30,7 @@ from starspec.wire.messages import (
     Ask,
     EngineOutput,
     GatewayToTarget,
+    HubStatus,
     Refused,
     Rejected,
     RequestSpec,
@@ -225,10 +226,9 @@ class RoutedTarget:
                 self.status, self.name, self.model = message, message.target_id, message.model
                 self._num_others = max(0, message.num_running + message.num_waiting - len(self._open))
             case Refused(reason=reason):
-                if reason != self._refusal:
-                    self._log(log.warning, "a target refuses this gateway", why=reason)
-                    self._audit.note("refused_by_target", endpoint=self.endpoint, why=reason)
-                self._refusal = reason
+                self._note_refusal(reason)
+            case HubStatus():
+                self._note_refusal("a hub listens at this address, and no target")
             case Rejected(request_id=request_id) if request_id in self._open:
                 self._open.pop(request_id).sink(refusal_of(message))
             case EngineOutput(request_id=request_id) if request_id in self._open:
@@ -257,6 +257,12 @@ class RoutedTarget:
         self._audit.note("answer_given_up", target=self.name, endpoint=self.endpoint, why=why)
         self.abort(request_id)
         request.sink(PeerProtocolError(why))
+
+    def _note_refusal(self, why: str) -> None:
+        if why != self._refusal:
+            self._log(log.warning, "a target refuses this gateway", why=why)
+            self._audit.note("refused_by_target", endpoint=self.endpoint, why=why)
+        self._refusal = why
 
     def _lose(self, why: str) -> None:
         """Fail every open request. The target gets no requests until it sends its status again."""

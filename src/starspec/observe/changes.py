@@ -37,7 +37,7 @@ TARGET_STATES: Final[Mapping[str, str]] = {
     "starting": "is loading its model",
     "silent": "does not answer: it gets no requests until it does",
     "stopping": "is stopping: running requests end, new ones go elsewhere",
-    "refusing": "refuses this gateway: it is of another release",
+    "refusing": "refuses this gateway: it is of another release, or no target",
     "unreachable": "is not reachable",
 }
 DRAFT_STATES: Final[Mapping[str, str]] = {

@@ -23,7 +23,7 @@ class TargetHealth(enum.StrEnum):
 
     UNREACHABLE = "unreachable"  # no connection
     STARTING = "starting"  # it listens, and loads its model
-    REFUSING = "refusing"  # it is of another release
+    REFUSING = "refusing"  # it is of another release, or no target at all
     READY = "ready"
     SILENT = "silent"  # suspended, hung or out of reach
     STOPPING = "stopping"  # it ends the requests that it has

@@ -18,7 +18,17 @@ from starspec.ids import PeerId, StageId
 from starspec.log_limit import LogLimit
 from starspec.wire.callers import Caller
 from starspec.wire.codec import Decoder
-from starspec.wire.messages import Beat, CoordinatorToStage, Identify, Identity, StageToCoordinator
+from starspec.wire.messages import (
+    Ask,
+    Beat,
+    CoordinatorToStage,
+    HandshakeMessage,
+    Hello,
+    Identify,
+    Identity,
+    Refused,
+    StageToCoordinator,
+)
 from starspec.wire.transports.stage_port import StageArrival, StagePort
 
 TICK_MS: Final = 100  # between looks at whether to end
@@ -26,6 +36,7 @@ MAX_QUEUED: Final = 64  # traversals of a sender that were read and are not comp
 MAX_QUEUED_BYTES: Final = 256 * 2**20  # of those of all senders, but for the last one; each sender has half of the rest
 MAX_CONTROLS: Final = 1024  # control messages of a sender that the stage has not taken
 MAX_ALL_CONTROLS: Final = 8192  # of those of all senders; each sender has half of the rest
+NO_STAGE_WANTED: Final = Refused("invalid", "a stage listens at this address, and neither a hub nor a target")
 
 log = structlog.get_logger()
 
@@ -63,7 +74,7 @@ class StageInbox(threading.Thread):
         self._identity = Identity(stage_id)
         self._sender = sender
         self._answer_beat = answer_beat
-        self._decoder: Decoder[CoordinatorToStage] = Decoder(CoordinatorToStage)
+        self._decoder: Decoder[CoordinatorToStage | HandshakeMessage] = Decoder(CoordinatorToStage | HandshakeMessage)
         self._log_limit = LogLimit(clock)
         self._arrived: queue.SimpleQueue[Control | StageArrival | None] = queue.SimpleQueue()
         self._answers: deque[tuple[PeerId, StageToCoordinator]] = deque()
@@ -148,6 +159,8 @@ class StageInbox(threading.Thread):
             self._port.send(arrival.peer, self._answer_beat(arrival.peer, message))
         elif isinstance(message, Identify):
             self._port.send(arrival.peer, self._identity)
+        elif isinstance(message, Hello | Ask):
+            self._port.send(arrival.peer, NO_STAGE_WANTED)
         elif self._takes_control(arrival.peer):
             self._note(self._num_controls, arrival.peer, 1)
             self._arrived.put(Control(arrival.peer, arrival.caller, message))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from starspec.ids import RequestId
-from starspec.wire.messages import TargetToGateway
+from starspec.wire.messages import HubStatus, TargetToGateway
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,4 +16,5 @@ class Unreadable:
     why: str
 
 
-FromTarget = TargetToGateway | Unreadable
+FromTarget = TargetToGateway | HubStatus | Unreadable
+"""A hub's status is the answer of a hub: the address is not a target's."""

@@ -11,7 +11,7 @@ class Ask(Message, frozen=True):
     """anyone -> hub's public port, or gateway -> target: send your status.
 
     A gateway sends it first on a new connection and repeats it, which renews the lease. A peer of another protocol
-    version gets `Refused`.
+    version gets `Refused`, and so does one that takes a stage for a target or a hub.
     """
 
     protocol_version: int

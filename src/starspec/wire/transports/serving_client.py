@@ -27,7 +27,7 @@ from starspec.ids import RequestId
 from starspec.log_limit import LogLimit
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import Keys, require_keys
-from starspec.wire.messages import GatewayToTarget, TargetToGateway
+from starspec.wire.messages import GatewayToTarget, HubStatus, TargetToGateway
 from starspec.wire.messages.base import RequestName
 from starspec.wire.serving_news import FromTarget, Unreadable
 from starspec.wire.transports.sockets import (
@@ -107,7 +107,7 @@ class ServingClient:
         self._poller = zmq.asyncio.Poller()
         for socket in (self._socket, self._monitor, self._probe_monitor):
             self._poller.register(socket, zmq.POLLIN)
-        self._decoder: Decoder[TargetToGateway] = Decoder(TargetToGateway)
+        self._decoder: Decoder[TargetToGateway | HubStatus] = Decoder(TargetToGateway | HubStatus)
         self._arrived: deque[FromTarget] = deque()
         self._log_limit = LogLimit(clock)
         self._is_broken = False  # the target does not read, so the connection is dropped
