@@ -106,6 +106,6 @@ def test_words_are_completed(monkeypatch, capsys) -> None:
 
 @pytest.mark.parametrize("command", ["up", "serve"])
 def test_the_target_may_be_named_without_its_option(command: str, starspec) -> None:
-    outcome = starspec(command, "/no/such/model")
+    outcome = starspec(command, "/no/such/model", "--port", "0")
     assert "there is no model at '/no/such/model'" in outcome.err
     assert outcome.code == 2
