@@ -195,6 +195,38 @@ def test_a_key_token_is_verified_strictly() -> None:
     assert verify_tree(CHAIN, ROWS, GREEDY, 3, None, strict) == VerifyResult((), (0,))
 
 
+def test_a_key_token_is_not_accepted_because_others_lost_their_probability() -> None:
+    """Tokens 0 and 2 share 0.4 and 0.25 evenly, and key token 1 would be the likeliest with its 0.35."""
+    row, top = logits_of(0.4, 0.35, 0.25), stated(_0=0.2, _1=0.6, _2=0.2)
+    relaxation = Relaxation(1.0, KeyThresholds(lambda_1=9.0, lambda_2=0.24, lambda_3=0.0))
+    assert probs_of(soften(row, top, relaxation)) == pytest.approx([0.325, 0.35, 0.325])
+    key = DraftTree((1,), (ROOT,), tops={ROOT: top})
+    assert verify_tree(key, torch.stack([row, row]), GREEDY, 3, None, relaxation) == VerifyResult((), (0,))
+
+
+def test_what_only_relaxation_accepts_is_stated_and_not_key() -> None:
+    chance, num_relaxed = torch.Generator().manual_seed(0), 0
+    relaxation = Relaxation(1.0, KeyThresholds(lambda_1=2.0, lambda_2=0.2, lambda_3=0.0))
+    for seed in range(200):
+        row = torch.randn(6, generator=chance, dtype=torch.float64)
+        (top,) = top_tokens(torch.randn(1, 6, generator=chance), 4)
+        stated_by_target = row[list(top.token_ids)] - row.logsumexp(0)
+        are_key = evidence(stated_by_target, torch.tensor(top.logprobs, dtype=torch.float64)).is_key(
+            relaxation.thresholds
+        )
+        soft = {token_id for token_id, is_key in zip(top.token_ids, are_key.tolist(), strict=True) if not is_key}
+        for sampling in (GREEDY, SamplingSpec(seed=seed)):
+            own = next_token(row, sampling, 3)
+            for guess in range(6):
+                tree = DraftTree((guess,), (ROOT,), tops={ROOT: top})
+                result = verify_tree(tree, torch.stack([row, row]), sampling, 3, None, relaxation)
+                assert result.token_ids[0] in {own, guess}
+                assert result.relaxed == ((0,) if result.token_ids[0] != own else ())
+                assert not result.relaxed or guess in soft
+                num_relaxed += len(result.relaxed)
+    assert num_relaxed > 20
+
+
 def test_a_node_after_which_nothing_is_stated_is_verified_strictly() -> None:
     first_only = DraftTree((1, 2), (ROOT, 0), tops={ROOT: TOPS[ROOT]})
     assert verify_tree(first_only, ROWS, GREEDY, 3, None, HALF) == VerifyResult((0,), (1, 0), relaxed=(0,))

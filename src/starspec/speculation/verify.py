@@ -186,7 +186,10 @@ class _Case(NamedTuple):
         if softened is None:
             return own
         token = self._token(softened, node, path)
-        return own if not is_drawn and self._lacks(node, token) else token
+        if is_drawn:
+            return token
+        is_soft = bool(softened[token] != self.logits[node + 1][token])  # a key token keeps its logit, and is strict
+        return token if is_soft and not self._lacks(node, token) else own
 
     def _token(self, row: Tensor, node: int, path: list[int]) -> int:
         seen = self.counts.with_path(path) if self.counts else None
