@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from toy_hub import STEP_S, Star, ToyHub
+from toy_hub import DRAFT_S, STEP_S, Star, ToyHub
 
-from starspec.ids import RequestId
+from starspec.ids import LinkId, RequestId
 from starspec.policy.length.goodput import Goodput
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
-from starspec.wire.messages import HubToTarget, RequestSpec
+from starspec.wire.messages import PROTOCOL_VERSION, HubToTarget, RequestSpec, Welcome
 
 CHAINS = Goodput(DraftBudget.chain(4))
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
@@ -61,6 +61,18 @@ def test_drafts_that_pay_are_made_on_the_targets_own_thread() -> None:
     star.seconds_of("first", 40)
     drafted_s = star.seconds_of("second", 80)
     assert drafted_s < 0.6 * seconds_without_drafts(star, "plain", 80)
+
+
+def test_no_longer_drafts_are_tried_than_a_hub_gives() -> None:
+    """Drafts take 1.4 steps and have two tokens, which pay. The four of the policy would bring much more."""
+    star = StarOnThread()
+    star.hub.busy_s = 1.4 * STEP_S - DRAFT_S
+    star.hub.welcome = Welcome(PROTOCOL_VERSION, LinkId("l"), 1, "toy", 2, 10.0)
+    for name in "abc":
+        star.seconds_of(name, 80)
+    lengths = star.stats.lengths
+    assert len(lengths.num_by_length) == 3
+    assert lengths.num_by_reason["cap"] > 10 * lengths.num_by_reason["probe"]
 
 
 def test_short_answers_are_not_worth_the_prefill_of_long_prompts() -> None:

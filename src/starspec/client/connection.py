@@ -25,7 +25,7 @@ from starspec.policy.hub_account import HubAccount
 from starspec.policy.liveness import PING_INTERVAL_S, HubLiveness
 from starspec.policy.patience import note_deadline_passed
 from starspec.sampling.spec import SamplingSpec
-from starspec.speculation.budget import DraftBudget
+from starspec.speculation.budget import MAX_FORWARDED
 from starspec.stats import HubState
 from starspec.wire.link import FAULT_INTERVAL_S
 from starspec.wire.messages import Close, Fault, Goodbye, HubToTarget, Ping, Pong, Proposal, Reopen, TargetToHub
@@ -114,10 +114,11 @@ class HubConnection:
         """Whether the hub was sent more tokens than a round commits, and has not answered yet."""
         return any(tag.is_opening or tag.is_catching_up for tag in self.tags.values())
 
-    def limited(self, budget: DraftBudget) -> DraftBudget:
-        """The budget with at most as many nodes as the hub's `Welcome` allows."""
+    @property
+    def max_draft_tokens(self) -> int:
+        """Nodes of a proposal, at most, as the hub's `Welcome` says."""
         welcome = self._transport.welcome
-        return budget if welcome is None else budget.limited(num_draft_tokens=welcome.max_draft_tokens)
+        return MAX_FORWARDED if welcome is None else min(MAX_FORWARDED, welcome.max_draft_tokens)
 
     # ---------------------------------------------------------------- what has happened
 

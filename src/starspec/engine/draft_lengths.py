@@ -28,7 +28,7 @@ from starspec.policy.length.stop_threshold import StopThreshold
 from starspec.policy.length.trials import Trials
 from starspec.policy.pipe_depth import ONE_WINDOW, Traversed, WindowGap
 from starspec.policy.window_choice import MAX_ALPHA
-from starspec.speculation.budget import NO_DRAFT, DraftBudget
+from starspec.speculation.budget import MAX_FORWARDED, NO_DRAFT, DraftBudget
 from starspec.stats import LengthStats
 
 NOTHING: Final[Mapping[RequestKey, int]] = {}
@@ -87,6 +87,7 @@ class DraftLengths:
         sequences: Sequence[TargetSequence],
         num_sequences: int,
         *,
+        max_draft_tokens: int = MAX_FORWARDED,
         to_prefill: Mapping[RequestKey, int] = NOTHING,
         behind: Mapping[RequestKey, int] = NOTHING,
     ) -> list[DraftBudget]:
@@ -96,6 +97,7 @@ class DraftLengths:
 
         Args:
             num_sequences: of the round that the drafts are for, without those of another drafter.
+            max_draft_tokens: that the drafter gives for one sequence.
             to_prefill: tokens that the drafter would have to prefill first, of those sequences that it does not hold.
             behind: the same of sequences that it holds, but drafted nothing for in the last rounds.
         """
@@ -107,7 +109,7 @@ class DraftLengths:
         def snapshot() -> RoundSnapshot:
             pairs = zip(sequences, histories, strict=True)
             return RoundSnapshot(
-                sequences=[_snapshot(each, history, to_prefill, behind) for each, history in pairs],
+                sequences=[_snapshot(*each, max_draft_tokens, to_prefill, behind) for each in pairs],
                 num_sequences=num_in_round,
                 now_s=self._clock(),
                 costs=self._costs_with(lessons),
@@ -117,18 +119,22 @@ class DraftLengths:
                 nodes=lessons.nodes,
             )
 
-        about = [lessons, num_in_round, *(each.key for each in sequences)]
+        about = [lessons, num_in_round, max_draft_tokens, *(each.key for each in sequences)]
         chosen = outcome(partial(self._choices.choose, about, snapshot, is_urgent=bool(to_prefill)))
         if isinstance(chosen, BaseException):
             self._log_limit.log(log.error, "the length policy failed; these sequences get no drafts", exc_info=chosen)
             chosen = [OFF] * len(sequences)
         self._note_longest(sequences, chosen)
-        for sequence, history, choice in zip(sequences, histories, chosen, strict=True):
-            budget = choice.budget.limited(num_steps=self._most_steps(sequence))
-            history.choice = choice._replace(budget=budget.stating(sequence.rule.num_stated))
-            sequence.note_length(budget.num_steps, choice.reason)
-            self._stats.add(budget.num_steps, choice.reason)
-        return [each.choice.budget for each in histories]
+        triples = zip(sequences, histories, chosen, strict=True)
+        return [self._noted(*each, max_draft_tokens) for each in triples]
+
+    def _noted(self, sequence: TargetSequence, history: _History, choice: Choice, max_draft_tokens: int) -> DraftBudget:
+        """What to ask for after a choice. Effects: notes it for the sequence, for its next time, and in the counts."""
+        budget = choice.budget.limited(num_draft_tokens=max_draft_tokens, num_steps=self._most_steps(sequence))
+        history.choice = choice._replace(budget=budget.stating(sequence.rule.num_stated))
+        sequence.note_length(budget.num_steps, choice.reason)
+        self._stats.add(budget.num_steps, choice.reason)
+        return history.choice.budget
 
     def last(self, sequence: TargetSequence) -> DraftBudget:
         """The last choice for a sequence, as far as it can still use it; no draft before the first."""
@@ -218,6 +224,7 @@ class DraftLengths:
 def _snapshot(
     sequence: TargetSequence,
     history: _History,
+    max_draft_tokens: int,
     to_prefill: Mapping[RequestKey, int],
     behind: Mapping[RequestKey, int],
 ) -> SequenceSnapshot:
@@ -225,6 +232,7 @@ def _snapshot(
         max_remaining_tokens=sequence.num_unplanned,
         num_steps_asked=sequence.spec.num_draft_tokens,
         policy_asked=sequence.spec.length_policy,
+        max_draft_tokens=max_draft_tokens,
         num_tokens=len(sequence.token_ids),
         num_to_prefill=to_prefill.get(sequence.key, 0),
         num_behind=behind.get(sequence.key, 0),

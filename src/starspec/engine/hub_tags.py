@@ -216,9 +216,13 @@ class HubTags:
         to_prefill = {each.key: len(each.token_ids) for each in absent}
         behind = {each.sequence.key: each.tag.num_unsent - 1 for each in asking if each.tag.has_to_catch_up}
         budgets = self.lengths.choose(
-            [each.sequence for each in asking], num_sequences, to_prefill=to_prefill, behind=behind
+            [each.sequence for each in asking],
+            num_sequences,
+            max_draft_tokens=self.hub.max_draft_tokens,
+            to_prefill=to_prefill,
+            behind=behind,
         )
-        return {at_hub: self.hub.limited(budget) for at_hub, budget in zip(asking, budgets, strict=True)}
+        return dict(zip(asking, budgets, strict=True))
 
     def _ask_first(self, opened: Sequence[SequenceAtHub]) -> None:
         """Open these tags. The policy chooses for all sequences, since they will share a round with the others."""

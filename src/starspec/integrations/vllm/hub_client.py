@@ -18,7 +18,7 @@ from starspec.policy.deadline import StepTimeDeadline
 from starspec.policy.hub_account import HubAccount
 from starspec.policy.length.hub_lessons import HubLessons
 from starspec.sampling.spec import SamplingSpec
-from starspec.speculation.budget import MAX_FORWARDED, DraftBudget
+from starspec.speculation.budget import DraftBudget
 from starspec.wire.messages import Open, Proposal, Reopen, TargetToHub
 from starspec.wire.transports.base import TargetTransport
 
@@ -108,7 +108,7 @@ class HubClient:
         tag = self._tags.get(request)
         if tag is not None and (tag.patience.is_pausing or not tag.reopening.is_due(self._clock())):
             return 0
-        return self._budget(MAX_FORWARDED).num_draft_tokens
+        return self._hub.max_draft_tokens
 
     def draft(self, wanted: Sequence[DraftRequest]) -> dict[KnownRequest, Draft] | None:
         """Send the committed tokens to the hub, and wait for its proposals: one multipart, one wait until the deadline.
@@ -195,7 +195,7 @@ class HubClient:
         self.lessons.note_opened()
 
     def _budget(self, num_tokens: int) -> DraftBudget:
-        return self._hub.limited(DraftBudget.chain(num_tokens, self._p_min))
+        return DraftBudget.chain(min(num_tokens, self._hub.max_draft_tokens), self._p_min)
 
     # ---------------------------------------------------------------- in
 
