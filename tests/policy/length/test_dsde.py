@@ -213,6 +213,24 @@ def test_the_limit_of_a_tree_is_its_depth() -> None:
     assert choice.budget == DraftBudget(24, 4, 3)
 
 
+@pytest.mark.parametrize(
+    ("fields", "choice"),
+    [
+        ({}, (6, "doubt")),
+        ({"max_remaining_tokens": 4}, (3, "cap")),
+        ({"max_draft_tokens": 3}, (3, "cap")),
+        ({"num_steps_asked": 3}, (3, "cap")),
+    ],
+    ids=str,
+)
+def test_a_draft_that_could_be_longer_is_cut_by_what_is_left_and_given(
+    fields: dict[str, int], choice: tuple[int, str]
+) -> None:
+    sequence = replace(SequenceSnapshot(max_remaining_tokens=99, divergence=history(6, kld=0.0)), **fields)
+    (found,) = Dsde(MOST).choose(RoundSnapshot(sequences=[sequence], num_sequences=1))
+    assert (found.budget.num_steps, found.reason) == choice
+
+
 def test_what_remains_and_what_a_request_asks_for_come_first() -> None:
     calm = history(num_accepted=10, kld=0.0)
     assert chosen(calm, max_remaining_tokens=1) == [0]

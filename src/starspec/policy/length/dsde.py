@@ -65,8 +65,9 @@ class Dsde:
         if length is None:
             return Choice.of(sequence.fitting(self.budget.with_steps(_rounded(most / 2))), "probe")
         capped = length if cap is None else min(length, cap)
-        budget = self.budget.with_steps(_rounded(capped))
-        return Choice.of(sequence.fitting(budget), "cap" if capped < length or length == most else "doubt")
+        wanted = self.budget.with_steps(_rounded(capped))
+        budget = sequence.fitting(wanted)
+        return Choice.of(budget, "cap" if capped < length or length == most or budget != wanted else "doubt")
 
 
 def _counts(sequence: SequenceSnapshot) -> bool:

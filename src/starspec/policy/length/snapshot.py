@@ -18,7 +18,7 @@ from starspec.speculation.budget import MAX_FORWARDED, NO_DRAFT, DraftBudget
 Reason = Literal["cap", "cost", "doubt", "probe", "off"]
 """Why a draft is as long as it is.
 
-cap     as long as the configuration, the request and the tokens that are left allow, or as other sequences' drafts
+cap     as long as configuration, request, drafter and the tokens that are left allow, or as other sequences' drafts
 cost    longer drafts would cost more time than they save
 doubt   what draft and target have shown so far makes longer drafts useless
 probe   a trial, to learn what it takes or brings; without a draft: what a round without this draft takes
