@@ -16,7 +16,7 @@ from torch import Tensor
 from toy import VOCAB_SIZE, WordTokenizer, next_of
 from toy_hub import DRAFT_S, FULL_S, MOODS, STEP_S, SlowRunner, Star, ToyHub
 
-from starspec.config import TargetConfig
+from starspec.config import LengthConfig, Policy, SpeculativeConfig, TargetConfig
 from starspec.engine.engine import TargetEngine
 from starspec.engine.remote_drafts import RemoteDrafts
 from starspec.errors import PeerProtocolError
@@ -24,6 +24,7 @@ from starspec.grammars.matcher import FittedDraft
 from starspec.ids import LinkId, RequestId, Tag
 from starspec.policy.deadline import FIRST_ROUND_WAIT_S, MAX_GAP_S
 from starspec.policy.length.fixed import FixedLength, InSmallBatches
+from starspec.policy.length.make import make_policy
 from starspec.policy.length.snapshot import Choice, RoundSnapshot
 from starspec.policy.liveness import MIN_PAUSE_S
 from starspec.policy.patience import FIRST_PREFILL_WAIT_S
@@ -147,6 +148,17 @@ def test_the_lengths_of_a_whole_round_are_chosen_together(is_hub_here: bool) -> 
         star.step()
     assert star.stats.num_rounds == num_rounds + 3
     assert lengths.asked == [(3, 3)] * 3
+
+
+@pytest.mark.parametrize(
+    ("policy", "longest"), [("goodput", 8), ("fixed", 4), ("confidence", 8), ("adaedl", 8), ("dsde", 4)]
+)
+def test_a_hub_that_says_nothing_of_its_drafts_serves_under_every_policy(policy: Policy, longest: int) -> None:
+    star = Star(policy=make_policy(SpeculativeConfig(length=LengthConfig(policy=policy))))
+    star.submit("a", PROMPT, 80)
+    star.finish()
+    assert star.stats.acceptance.num_accepted_tokens > 40
+    assert len(star.stats.lengths.num_by_length) == 1 + longest, "dsde never learns, and keeps half of its limit"
 
 
 @pytest.mark.parametrize("mood", MOODS)

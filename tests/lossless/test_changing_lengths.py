@@ -11,8 +11,10 @@ from table_star import make_plain, make_star
 
 from starspec.config import Policy
 from starspec.harness.decode import Job, decode
+from starspec.hub.growing_tree import GrowingTree
 from starspec.policy.length.adaedl import AdaEdl
 from starspec.policy.length.by_request import ByRequest
+from starspec.policy.length.costs import Costs
 from starspec.policy.length.dsde import Dsde
 from starspec.policy.length.fixed import FixedLength
 from starspec.policy.length.goodput import Goodput
@@ -20,6 +22,7 @@ from starspec.policy.length.node_gains import NodeGains
 from starspec.policy.length.snapshot import Choice, LengthPolicy, RoundSnapshot
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.budget import DraftBudget
+from starspec.speculation.tree import DraftTree, TopTokens
 
 NUM_PROMPTS = 200
 NUM_TOKENS = 16
@@ -97,6 +100,62 @@ def test_policies_change_no_token(
     answers = decode(engine, jobs(num), batch_size=4)
     assert [each.token_ids for each in answers] == list(plain[:num])
     assert sum(engine.stats.lengths.num_by_length) > num
+
+
+class Weighing:
+    """Goodput where a forward over many nodes takes longer, and nobody waits for drafts."""
+
+    def __init__(self, budget: DraftBudget) -> None:
+        self._policy = Goodput(budget)
+        self._costs = Costs()
+        for size, seconds in ((1, 0.1), (12, 0.1), (64, 0.3)):
+            self._costs.steps.add(size, seconds)
+
+    def choose(self, snapshot: RoundSnapshot) -> list[Choice]:
+        """As LengthPolicy."""
+        return self._policy.choose(replace(snapshot, costs=self._costs))
+
+
+def falsely(tree: DraftTree) -> DraftTree:
+    """The tree, whose nodes are said to be ever less likely, and token 3 to be certain after each."""
+    logprobs = tuple(-0.1 * place for place in range(tree.num_draft_tokens))
+    tops = dict.fromkeys(tree.tops, TopTokens((3,), (0.0,)))
+    return replace(tree, logprobs=logprobs if tree.logprobs else (), tops=tops)
+
+
+def silently(tree: DraftTree) -> DraftTree:
+    """The tree, of which nothing is said."""
+    return replace(tree, logprobs=(), tops={})
+
+
+@pytest.mark.parametrize("told", [falsely, silently])
+@pytest.mark.parametrize(
+    ("make_policy", "budget"),
+    [(Weighing, STATED_TREE), (stating, CHAIN), (stating, TREE)],
+    ids=["goodput, tree", "dsde, chain", "dsde, tree"],
+)
+def test_what_a_hub_says_of_its_drafts_changes_no_token(
+    plain: Sequence[list[int]],
+    make_policy: Callable[[DraftBudget], LengthPolicy],
+    budget: DraftBudget,
+    told: Callable[[DraftTree], DraftTree],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest, num_told = GrowingTree.best, 0
+
+    def best(tree: GrowingTree, wanted: DraftBudget) -> DraftTree:
+        nonlocal num_told
+        found = honest(tree, wanted)
+        num_told += bool(found.logprobs or found.tops)
+        return told(found)
+
+    monkeypatch.setattr(GrowingTree, "best", best)
+    num = NUM_PROMPTS // 4
+    engine = make_star(budget, 4, "coupled", make_policy=make_policy).engine
+    answers = decode(engine, jobs(num), batch_size=4)
+    assert [each.token_ids for each in answers] == list(plain[:num])
+    assert engine.stats.acceptance.num_accepted_tokens > num
+    assert num_told > num
 
 
 def test_which_nodes_of_trees_are_accepted_is_learnt() -> None:
