@@ -21,7 +21,7 @@ Policy = Literal["goodput", "fixed", "confidence", "adaedl", "dsde"]
 DEPTHS: Final[Mapping[Policy, int]] = {"goodput": 8, "fixed": 4, "confidence": 8, "adaedl": 8, "dsde": 8}
 TREE_DEPTH: Final = 4  # deeper trees need as many forwards as deeper chains, for paths that are rarely right
 DOUBT: Final = 0.4  # `draft_p_min` under the policies "confidence" and "goodput" if none is given
-NUM_STATED: Final = 16  # likeliest tokens after each node, from which policy "dsde" learns the divergence
+DSDE_NUM_STATED: Final = 16  # likeliest tokens after each node, from which policy "dsde" learns the divergence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class SpeculativeConfig:
         """What a round asks for. `num_draft_tokens` counts the root here, as in SGLang, and not there."""
         policy, num_steps = self.length.policy, self.depth
         p_min = self.draft_p_min or self._usual_p_min
-        num_stated = NUM_STATED if policy == "dsde" else 0
+        num_stated = DSDE_NUM_STATED if policy == "dsde" else 0
         if self.eagle_topk == 1 or num_steps == 0:
             return replace(DraftBudget.chain(num_steps, p_min), num_stated=num_stated)
         num_nodes = MAX_DRAFT_TOKENS if self.num_draft_tokens is None else self.num_draft_tokens - 1

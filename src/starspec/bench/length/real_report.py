@@ -8,7 +8,7 @@ from pathlib import Path
 from starspec.bench.length.real_rows import CellRow, RealReport, RivalRow, cell_rows
 from starspec.bench.length.rivals import POLICIES
 from starspec.bench.length.signals import DEPTH
-from starspec.config.speculative import NUM_STATED
+from starspec.config.speculative import DSDE_NUM_STATED
 from starspec.harness.compare import divergence_lines
 from starspec.harness.figures import look, require_matplotlib, save
 from starspec.harness.table import Block, Column, Table, ratio_lines, share
@@ -43,7 +43,7 @@ CELL_TITLE = (
     "medians of the repeats; policies: over static-opt"
 )
 SIGNAL_TITLE = f"Pearson correlation with the acceptance of a draft token, chains of {DEPTH} (DSDE, Table II)"
-WIRE_TITLE = f"encoded bytes of a message, chains of {DEPTH}, {NUM_STATED} stated tokens after each node"
+WIRE_TITLE = f"encoded bytes of a message, chains of {DEPTH}, {DSDE_NUM_STATED} stated tokens after each node"
 
 
 def blocks(report: RealReport) -> list[Block]:

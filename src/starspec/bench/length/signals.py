@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from starspec.config.speculative import NUM_STATED
+from starspec.config.speculative import DSDE_NUM_STATED
 from starspec.engine.drafts import Drafts
 from starspec.engine.sequence import RoundOutput, TargetSequence
 from starspec.harness.recorder import DraftsAround
@@ -35,7 +35,7 @@ from starspec.wire.messages import HubToTarget, Proposal, TargetToHub, TreeShape
 from starspec.wire.transports.base import TargetTransport
 
 DEPTH: Final = 5  # of the chains
-STATING: Final = replace(DraftBudget.chain(DEPTH), num_stated=NUM_STATED)  # as policy "dsde" asks
+STATING: Final = replace(DraftBudget.chain(DEPTH), num_stated=DSDE_NUM_STATED)  # as policy "dsde" asks
 PAPER: Final = {0.0: (-0.339, -0.164, 0.128), 1.0: (-0.235, -0.069, -0.031)}  # temperature -> Table II's column
 
 
@@ -216,7 +216,7 @@ def paper_rows(temperatures: Sequence[float]) -> list[SignalRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireRow:
-    """Mean bytes of a round's messages, with a chain of `DEPTH` and `NUM_STATED` stated tokens after each node."""
+    """Mean bytes of a round's messages, with a chain of `DEPTH` and `DSDE_NUM_STATED` stated tokens after each node."""
 
     drafter: str
     message: str
