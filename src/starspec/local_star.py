@@ -56,7 +56,7 @@ def local_drafts(
     """
     if speculative is None:
         return NoDrafts()
-    speculative.remote.check_unused()
+    speculative.check_alone()
     policy = make_policy(speculative, max_num_seqs)
     own = own_drafts(speculative.method, speculative, policy, stats)
     if own is not None:
@@ -79,7 +79,7 @@ def check_drafts(
     """
     if speculative is None:
         return
-    speculative.remote.check_unused()
+    speculative.check_alone()
     if drafts_itself(speculative.method):
         return
     draft = _resolved(target.model, speculative, tokenizer or load_tokenizer(target.model))
@@ -118,7 +118,7 @@ def _check_draft(model: ModelConfig, target: str, draft: DraftSpec) -> int:
 
 def _resolved(target: str, speculative: SpeculativeConfig, tokenizer: Any) -> DraftSpec:
     """What drafts. Raises: ConfigError if it is elsewhere or not named; VocabularyMismatch."""
-    speculative.remote.check_unused()
+    speculative.check_alone()
     if speculative.model is None:
         raise ConfigError("speculative config: give the draft's model")
     draft = resolve_draft(speculative)

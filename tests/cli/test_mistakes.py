@@ -250,6 +250,10 @@ MISTAKES = {
         (*STAGED, "tcp://a:1", "--batching", "eqspec"),
         "--stages needs --batching ragged: 'eqspec' moves keys and values, which stages keep",
     ),
+    "threads of stages elsewhere": (
+        (*STAGED, "tcp://a:1", "--num-threads", "2", "--numerics", "fast"),
+        "--numerics, --num-threads: the stages run the model; leave it out here, and give it to them",
+    ),
     "stages and hidden states": (
         (*STAGED, "tcp://a:1", "--spec-method", "eagle3", "--hub", "tcp://127.0.0.1:9"),
         "method 'eagle3' needs the target's hidden states, and with --stages they stay at the stages",
@@ -260,7 +264,11 @@ MISTAKES = {
     ),
     "in flight to nowhere": (
         ("target", "--target", "x", "--in-flight", "3"),
-        "--in-flight, --spares and --hidden-dtype are about stages, and the model runs here: give --stages too",
+        "--in-flight: about stages, and the model runs here; give --stages too",
+    ),
+    "time for no stages": (
+        ("target", "--target", "x", "--start-timeout", "9", "--stage-wait", "9", "--stage-silence", "9"),
+        "--start-timeout, --stage-wait, --stage-silence: about stages, and the model runs here; give --stages too",
     ),
     "far stages without keys": (
         ("target", "--target", "synthetic:", "--port", "0", "--stages", "tcp://far.example:1"),
@@ -366,6 +374,39 @@ MISTAKES = {
     "threads of nothing": (
         ("draft", "--spec-method", "ngram", "--num-threads", "2"),
         "--num-threads, --max-num-seqs, --kv-budget are for draft models, and method 'ngram' has none: leave them out",
+    ),
+    "a target of nothing": (
+        ("draft", "--spec-method", "ngram", "--target", "x"),
+        "--target, --dtype, --device, --max-model-len, --num-threads, --max-num-seqs, --kv-budget are for draft models",
+    ),
+    "a length of all targets": (
+        (
+            "draft",
+            "--draft",
+            "x",
+            "--speculative-config",
+            '{"num_speculative_tokens": 3, "length": {"policy": "fixed"}}',
+        ),
+        "num_speculative_tokens, length: each target says that for itself: leave it out here, and give it to starspec",
+    ),
+    "n-grams of a model": (
+        ("draft", "--draft", "x", "--speculative-config", '{"prompt_lookup_max": 9}'),
+        "prompt_lookup_max: each target says that for itself",
+    ),
+    "a draft at a target": (
+        (
+            *("target", "--target", "synthetic:", "--hub", "tcp://127.0.0.1:9"),
+            *("--speculative-config", '{"model": "x", "quantization": "int4", "max_model_len": 9}'),
+        ),
+        "model, quantization, max_model_len: the hub has the draft, and is told what it is and how it runs: leave it",
+    ),
+    "a device of no draft": (
+        ("up", "x", "--draft-device", "cpu", "--draft-num-threads", "1"),
+        "--draft-device and --draft-num-threads: for draft models, and there is none here; leave it out, or give",
+    ),
+    "threads of n-grams": (
+        ("up", "x", "--spec-method", "ngram", "--draft-num-threads", "1"),
+        "--draft-num-threads: for draft models, and there is none here",
     ),
     "a deadline that is no number": (
         (
@@ -549,7 +590,35 @@ MISTAKES = {
     ),
     "a file that would not be written": (
         ("doctor", "--vllm", "http://127.0.0.1:1", "--json", "found.json"),
-        "--vllm without --draft measures nothing that --json could keep",
+        "--vllm without --draft shows the server's counters and measures nothing: give --draft too, or leave all other",
+    ),
+    "counters that are not measured": (
+        ("doctor", "--vllm", "http://127.0.0.1:1", "--num-prompts", "3"),
+        "--vllm without --draft shows the server's counters and measures nothing",
+    ),
+    "a smaller vocabulary of a head that has the target's": (
+        ("train", "--target", "x", "--prompts", "p", "--out", "head", "--method", "eagle", "--draft-vocab-size", "9"),
+        "--draft-vocab-size is for eagle3: a head of eagle has its target's vocabulary",
+    ),
+    "layers that no draft reads": (
+        ("up", "synthetic:", "--draft", "synthetic:", "--speculative-config", '{"feature_layers": [1]}', "--port", "0"),
+        "feature_layers: for EAGLE heads, and 'synthetic:' does not say that it is one: leave it out, or give the",
+    ),
+    "keys in no folder at all": (
+        ("target", "--target", "x", "--keys", ""),
+        "--keys is empty: give a value, or leave it",
+    ),
+    "prompts in no file": (
+        ("verify", "--target", "x", "--spec-method", "ngram", "--prompts", ""),
+        "--prompts is empty: give a value, or leave it out",
+    ),
+    "n-grams of a whole text": (
+        (*GENERATE, "--speculative-config", '{"method": "ngram", "prompt_lookup_max": 17}'),
+        "need 1 <= prompt_lookup_min <= prompt_lookup_max <= 16",
+    ),
+    "n-grams that nothing looks up": (
+        (*GENERATE, "--draft", "synthetic:", "--speculative-config", '{"prompt_lookup_min": 1}'),
+        "prompt_lookup_min: for method 'ngram', and a model drafts here; leave it out",
     ),
     "trace to nowhere": (("up", "--target", "x", "--trace", "/no/such/folder/t.json"), "there is no folder '/no/such"),
 }

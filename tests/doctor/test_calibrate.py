@@ -55,9 +55,17 @@ def test_a_draft_that_does_not_fit_is_refused() -> None:
     [
         ("{", "is not a file of `starspec calibrate`"),
         ('{"a": ' + "[" * 20000, "is not a file of `starspec calibrate`"),
+        ('{"thresholds": {}}', "its thresholds are '', and not 'lambda_1, lambda_2, lambda_3'"),
+        (
+            '{"thresholds": {"lambda1": 2.5, "lambda_2": 0.3, "lambda_3": 0.1}}',
+            "its thresholds are 'lambda1, lambda_2, lambda_3', and not 'lambda_1,",
+        ),
         ('{"rows": []}', "missing required field 'thresholds'"),
-        ('{"thresholds": {"lambda_2": 7}}', r"lambda_2 must be in \[0, 1\], got 7"),
-        ('{"thresholds": {"lambda_1": "x"}}', "lambda_1"),
+        (
+            '{"thresholds": {"lambda_1": 2, "lambda_2": 7, "lambda_3": 0.1}}',
+            r"thresholds.json' is not a file of `starspec calibrate`: lambda_2 must be in \[0, 1\], got 7",
+        ),
+        ('{"thresholds": {"lambda_1": "x", "lambda_2": 0.3, "lambda_3": 0.1}}', "got 'str' - at .*lambda_1"),
     ],
 )
 def test_a_file_of_something_else_is_refused(tmp_path: Path, content: str, complaint: str) -> None:

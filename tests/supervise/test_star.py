@@ -156,7 +156,11 @@ def test_each_process_with_a_model_writes_its_own_trace(tmp_path: Path) -> None:
     assert len(parts - {None}) == 3
 
 
-@pytest.mark.parametrize("remote", [RemoteConfig(endpoint="tcp://10.0.0.1:7700"), RemoteConfig(keys="keys/")])
+@pytest.mark.parametrize(
+    "remote",
+    [RemoteConfig(endpoint="tcp://10.0.0.1:7700"), RemoteConfig(keys="keys/"), RemoteConfig(insecure=True)],
+    ids=str,
+)
 def test_a_hub_elsewhere_is_refused(remote: RemoteConfig) -> None:
     elsewhere = SpeculativeConfig(remote=remote)
     with pytest.raises(ConfigError, match=r"starts its own"):

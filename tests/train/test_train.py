@@ -26,8 +26,9 @@ from starspec.train.start import frequent_tokens
 @pytest.mark.parametrize(("method", "layers"), [("eagle", (6,)), ("eagle3", (1, 3, 5))])
 def test_prompts_become_a_head(target_folder, prompt_file, tmp_path, method, layers):
     out, report_file = tmp_path / "head", tmp_path / "report.json"
-    options = ["--method", method, "--draft-vocab-size", "64", "--json", str(report_file), "--licence", "our own"]
+    options = ["--method", method, "--json", str(report_file), "--licence", "our own"]
     options += ["--feature-layers", ",".join(map(str, layers))]
+    options += ["--draft-vocab-size", "64"] if method == "eagle3" else []
     assert train(target_folder, prompt_file, out, *options) == 0
     head = read_head(out)
     assert head.spec.method == method

@@ -159,17 +159,13 @@ def _group_of(hint: Any) -> _Group | None:
 
 def flag_of(kind: type, name: str) -> str:
     """The option's first name, as in `--spec-tokens`."""
-    return _flags(name, options_of(kind)[name])[0]
-
-
-def _flags(name: str, option: Option) -> tuple[str, ...]:
-    return option.flags or (f"--{name.replace('_', '-')}",)
+    return options_of(kind)[name].names(name)[0]
 
 
 def _typer_option(name: str, option: Option) -> Any:
     has_range = option.form == "plain"
     return typer.Option(
-        *_flags(name, option),
+        *option.names(name),
         help=option.help,
         rich_help_panel=option.panel,
         min=option.least if has_range else None,
@@ -203,9 +199,9 @@ def _read(value: Any, name: str, option: Option) -> Any:
     """The written value as the field's type; None = the config's default."""
     has_bounds = (option.least, option.most) != (None, None)
     if isinstance(value, float) and has_bounds and not math.isfinite(value):
-        raise typer.BadParameter(f"a finite number, not {value}", param_hint=_flags(name, option)[0])
+        raise typer.BadParameter(f"a finite number, not {value}", param_hint=option.names(name)[0])
     if value is None or option.form == "plain":
         return tuple(value) if isinstance(value, list) else value
     if option.form == "path":
         return str(value)
-    return TEXT_FORMS[option.form](value, _flags(name, option)[0], option)
+    return TEXT_FORMS[option.form](value, option.names(name)[0], option)

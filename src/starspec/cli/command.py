@@ -31,9 +31,11 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _refuse_repeats(self, ctx, args)
+        written = list(args)  # typer empties it
         rest = super().parse_args(ctx, args)
         if not ctx.resilient_parsing:
             _check_values(self, ctx)
+            _refuse_empty_paths(self, ctx, written)
             _refuse_endless(self, ctx)
             _refuse_overwriting(self, ctx)
         return rest
@@ -101,6 +103,16 @@ def _why_no_number(option: Any, value: object) -> str | None:
     if has_bound or not isinstance(value, int | float) or value == math.inf or not value > LARGEST:
         return None
     return f"is at most {LARGEST}, not {quoted(value)}"
+
+
+def _refuse_empty_paths(command: TyperCommand, ctx: Any, args: list[str]) -> None:
+    """Raises: UsageError, of typer, for an empty path: read as one, it is the present folder."""
+    written, _, _ = command.make_parser(ctx).parse_args(args=args)
+    for each in command.params:
+        texts = written.get(each.name)
+        is_empty = "" in texts if isinstance(texts, list) else texts == ""
+        if is_empty and each.param_type_name == "option" and Path() in _values_of(each, ctx):
+            ctx.fail(f"{_names_of(each)} is empty: give a value, or leave it out")
 
 
 def _refuse_endless(command: TyperCommand, ctx: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -21,6 +21,10 @@ from starspec.models.loading.checks import check_cut, check_room, check_settings
 
 if TYPE_CHECKING:
     from starspec.harness.vllm_client import VllmStatus
+
+
+NO_TARGET: Final = ModelConfig(model="")
+NO_DRAFT: Final = ModelPair(target="", draft="", quantization="none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +92,11 @@ def doctor(
                 "--vllm takes the place of --target, no --tree-report is of a vLLM server, and it has no --stages"
             )
         if not draft.draft:
-            if json_file is not None:
-                raise ConfigError("--vllm without --draft measures nothing that --json could keep")
+            if (model, draft, options, prompts, json_file) != (NO_TARGET, NO_DRAFT, DoctorOptions(), None, None):
+                raise ConfigError(
+                    "--vllm without --draft shows the server's counters and measures nothing: give --draft too, or "
+                    "leave all other options out"
+                )
             _read_counters(vllm)
             return
     are_given = {"--target": bool(model.model) or vllm is not None, "--draft": bool(draft.draft)}

@@ -48,6 +48,7 @@ from starspec.wire.callers import keys_to_listen
 
 TARGET_MODEL = ("model", "dtype", "device", "numerics", "max_model_len", "num_threads")
 DRAFT_MODEL = ("dtype", "device", "max_model_len", "num_threads", "num_rows", "kv_budget_bytes")
+OF_A_RUNNER = ("device", "numerics", "num_threads")
 NUM_DRAFT_ROWS = 32
 
 
@@ -72,9 +73,10 @@ def draft(
     speculative = drafting.to_config() or SpeculativeConfig()
     if speculative.model is None and speculative.traits.needs_model:
         raise ConfigError("a draft server needs a draft: give --draft MODEL, or --spec-method ngram")
+    hub_checks.check_own(speculative)
     draft = speculative.draft_model(model)
-    if draft is None and model != ModelConfig(model="", num_rows=NUM_DRAFT_ROWS):
-        flags = ", ".join(flag_of(ModelConfig, each) for each in DRAFT_MODEL)
+    if draft is None and (model, target) != (ModelConfig(model="", num_rows=NUM_DRAFT_ROWS), None):
+        flags = ", ".join(["--target", *(flag_of(ModelConfig, each) for each in DRAFT_MODEL)])
         raise ConfigError(f"{flags} are for draft models, and method '{speculative.method}' has none: leave them out")
     serve(HubProcess(hub=hub, speculative=speculative, draft=draft, target=target, process=process))
 
@@ -99,8 +101,18 @@ def target(
         server, name=name or f"{socket.gethostname()}:{server.port or os.getpid()}", batching=batching.to_config()
     )
     speculative = drafting.to_config(server.keys, server.insecure)
+    if server.pipe.stages:
+        _check_runs_elsewhere(model)
     model = replace(model, num_rows=server.num_rows)
     serve(TargetProcess(target=server, model=model, speculative=speculative, process=process))
+
+
+def _check_runs_elsewhere(model: ModelConfig) -> None:
+    """Raises: ConfigError that names options of a process that computes: this one has its model in stages."""
+    defaults = ModelConfig(model=model.model)
+    given = [flag_of(ModelConfig, each) for each in OF_A_RUNNER if getattr(model, each) != getattr(defaults, each)]
+    if given:
+        raise ConfigError(f"{', '.join(given)}: the stages run the model; leave it out here, and give it to them")
 
 
 @bound

@@ -113,7 +113,7 @@ class DraftOptions:
 def check_draft_is_named(speculative: SpeculativeConfig | None) -> None:
     """Check what drafts in this process.
 
-    Raises: ConfigError if it is told how to draft and has no model, or if there are settings for a hub elsewhere.
+    Raises: ConfigError if it is told how to draft and has no model, or as `check_alone`.
     """
     if (
         speculative is not None
@@ -122,7 +122,7 @@ def check_draft_is_named(speculative: SpeculativeConfig | None) -> None:
     ):
         raise ConfigError("options of drafting need a draft: give --draft MODEL, or --spec-method ngram")
     if speculative is not None:
-        speculative.remote.check_unused()
+        speculative.check_alone()
 
 
 def _put(values: dict[str, Any], key: str, value: Any, flag: str, path: str) -> None:

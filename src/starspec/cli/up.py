@@ -17,7 +17,7 @@ import msgspec
 import typer
 
 from starspec.cli import given
-from starspec.cli.binder import bound, take
+from starspec.cli.binder import bound, flag_of, take
 from starspec.cli.display import Display, LineDisplay, TableDisplay
 from starspec.cli.options import BatchingOptions
 from starspec.cli.output import check_output
@@ -58,6 +58,7 @@ POLICIES = (
     *("run_ahead", "share_prefixes", "audit_log"),
     *("max_batch", "scheduling", "weights", "slo_round_ms", "rate_limits", "admission"),
 )
+OF_A_DRAFT = ("draft_device", "draft_num_threads")
 API = ("host", "port", "served_model_name", "api_key", "show_text", "request_timeout_s", "shutdown_timeout_s")
 
 
@@ -148,7 +149,7 @@ def up(
     check_log(hub.audit_log)
     model = _of_model(model, target)
     speculative = drafting.to_config()
-    _check_draft_device(speculative, star.draft_device)
+    _check_draft_options(speculative, star)
     for device in (model.device, star.draft_device, speculative.device if speculative else None):
         check_there(device or model.device)
     given.check_key_variable(api.api_key)
@@ -201,21 +202,19 @@ def _run_as(model: ModelConfig, draft: ModelConfig, star: StarOptions) -> ModelC
     )
 
 
-def _check_draft_device(speculative: SpeculativeConfig | None, device: str | None) -> None:
-    """Raises: ConfigError if two places say where the draft runs."""
-    if device is not None and speculative is not None and speculative.device is not None:
+def _check_draft_options(speculative: SpeculativeConfig | None, star: StarOptions) -> None:
+    """Raises: ConfigError if two places say where the draft runs, or if no draft model runs at all."""
+    if star.draft_device is not None and speculative is not None and speculative.device is not None:
         raise ConfigError("--draft-device and 'device' in --speculative-config say the same thing: give one of them")
+    given = [name for name in OF_A_DRAFT if getattr(star, name) is not None]
+    if given and (speculative is None or not speculative.traits.needs_model):
+        flags = " and ".join(flag_of(StarOptions, name) for name in given)
+        raise ConfigError(f"{flags}: for draft models, and there is none here; leave it out, or give --draft MODEL")
 
 
 def _suited_to(speculative: SpeculativeConfig | None, hub: HubConfig) -> HubConfig:
     """Check early, and not in a child. Raises: ConfigError if the draft cannot do what the hub is told."""
-    default = HubConfig()
-    if speculative is None or (
-        speculative.run_ahead_mode is None
-        and (hub.run_ahead, hub.share_prefixes) == (default.run_ahead, default.share_prefixes)
-    ):
-        return hub
-    return suited_to(resolve_draft(speculative), hub)
+    return hub if speculative is None else suited_to(resolve_draft(speculative), hub)
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,10 @@ class Option:
     unit: str = ""
     envvar: str | None = None
 
+    def names(self, field: str) -> tuple[str, ...]:
+        """Its names on a command line, the usual one first. Args: field: the name of the field."""
+        return self.flags or (f"--{field.replace('_', '-')}",)
+
     @property
     def known(self) -> str:
         """What a `word_or_number` may be, for an error's sentence."""

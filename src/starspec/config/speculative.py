@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from starspec.config.checks import at_least, build, check_words, is_probability, one_of, without_vllm_defaults
 from starspec.config.hub import RunAhead
-from starspec.config.limits import MAX_DRAFT_TOKENS, MAX_TOP_K
+from starspec.config.limits import MAX_DRAFT_TOKENS, MAX_LOOKUP, MAX_TOP_K
 from starspec.config.model import ModelConfig, Quantization, check_device
 from starspec.config.option import LARGEST
 from starspec.draft_methods import DRAFT_METHODS, DraftMethod, MethodTraits
@@ -22,6 +22,10 @@ DEPTHS: Final[Mapping[Policy, int]] = {"goodput": 8, "fixed": 4, "confidence": 8
 TREE_DEPTH: Final = 4  # deeper trees need as many forwards as deeper chains, for paths that are rarely right
 DOUBT: Final = 0.4  # `draft_p_min` under the policies "confidence" and "goodput" if none is given
 DSDE_NUM_STATED: Final = 16  # likeliest tokens after each node, from which policy "dsde" learns the divergence
+OF_THE_DRAFT: Final = ("model", "quantization", "device", "run_ahead", "max_model_len", "feature_layers")
+"""Fields of a `SpeculativeConfig` that say what the draft is and how it runs; the hub alone needs them."""
+OF_LOOKUP: Final = ("prompt_lookup_min", "prompt_lookup_max")
+"""Those of n-grams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +102,32 @@ class SpeculativeConfig:
         _check_batch_sizes(self.num_speculative_tokens_per_batch_size)
         if self.disable_by_batch_size is not None:
             at_least("disable_by_batch_size", self.disable_by_batch_size, 1)
-        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
-            raise ConfigError("prompt_lookup_min must be at least 1 and at most prompt_lookup_max")
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= MAX_LOOKUP:
+            raise ConfigError(f"need 1 <= prompt_lookup_min <= prompt_lookup_max <= {MAX_LOOKUP}")
         if self.model is not None and not self.traits.needs_model:
             raise ConfigError(f"method '{self.method}' takes no model")
 
     @property
     def traits(self) -> MethodTraits:
         return DRAFT_METHODS[self.method]
+
+    @property
+    def given(self) -> list[str]:
+        """The fields that differ from their defaults."""
+        defaults = SpeculativeConfig()
+        return [each.name for each in fields(self) if getattr(self, each.name) != getattr(defaults, each.name)]
+
+    def check_alone(self) -> None:
+        """Raises: ConfigError that names what has no effect in one process: settings for a hub elsewhere, or for
+        n-grams that nothing looks up.
+        """
+        self.remote.check_unused()
+        if self.traits.needs_model and (of_lookup := [name for name in self.given if name in OF_LOOKUP]):
+            raise ConfigError(f"{', '.join(of_lookup)}: for method 'ngram', and a model drafts here; leave it out")
+
+    def without_draft(self) -> SpeculativeConfig:
+        """What is left for a target whose hub has the draft."""
+        return replace(self, **{each.name: each.default for each in fields(self) if each.name in OF_THE_DRAFT})
 
     @property
     def run_ahead_mode(self) -> RunAhead | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Final, Literal
 
-from starspec.config.checks import check_ranges, check_words
+from starspec.config.checks import check_ranges, check_words, options_of
 from starspec.config.network import AuditLogFile, Insecure, Keys, check_host
 from starspec.config.option import LIMITS, MODELS, NETWORK, NONE_GIVEN, Option
 from starspec.config.speculative import SpeculativeConfig
@@ -141,10 +141,15 @@ class PipeConfig:
         twice = next((each for each in endpoints if endpoints.count(each) > 1), None)
         if twice is not None:
             raise ConfigError(f"stage {twice} is listed twice in --stages and --spares: each holds its layers once")
-        if not self.stages and (self.in_flight != "auto" or self.spares or not self.is_exact):
-            raise ConfigError(
-                "--in-flight, --spares and --hidden-dtype are about stages, and the model runs here: give --stages too"
-            )
+        if not self.stages:
+            self._check_unused()
+
+    def _check_unused(self) -> None:
+        """Raises: ConfigError that names the options that were given: none has an effect without stages."""
+        defaults, options = {each.name: each.default for each in fields(self)}, options_of(PipeConfig)
+        given = [option.names(name)[0] for name, option in options.items() if getattr(self, name) != defaults[name]]
+        if given:
+            raise ConfigError(f"{', '.join(given)}: about stages, and the model runs here; give --stages too")
 
     @property
     def is_exact(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from starspec.config import SpeculativeConfig, TargetConfig
+from starspec.config.speculative import OF_THE_DRAFT
 from starspec.draft_methods import drafts_itself, method_named
 from starspec.errors import ConfigError
 from starspec.wire.callers import keys_to_listen
@@ -34,7 +35,7 @@ def check_hub(speculative: SpeculativeConfig | None) -> None:
     """Check where a target's drafts come from, before its model is loaded.
 
     Raises: ConfigError if a hub is needed and there is no address, if it is malformed, if keys are missing, or if
-        settings for a hub are given without its address.
+        settings for a hub are given without its address, or settings of the draft with it.
     """
     if speculative is None:
         return
@@ -48,6 +49,11 @@ def check_hub(speculative: SpeculativeConfig | None) -> None:
                 " has none: leave them out, or give --hub"
             )
         return
+    if of_the_draft := [name for name in speculative.given if name in OF_THE_DRAFT]:
+        raise ConfigError(
+            f"{', '.join(of_the_draft)}: the hub has the draft, and is told what it is and how it runs: leave it out "
+            "here, and give it to starspec draft"
+        )
     host = host_of(remote.endpoint, "the hub")
     keys = load_keys(remote.keys, "target") if remote.keys else None
     require_keys(host, keys, remote.insecure, "the target would connect to the hub at")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from starspec.config import HubConfig
+from starspec.config import HubConfig, SpeculativeConfig
+from starspec.config.speculative import OF_LOOKUP, OF_THE_DRAFT
 from starspec.errors import ConfigError
 from starspec.models.resolve import DraftSpec
 from starspec.wire.callers import keys_to_listen
@@ -17,6 +18,15 @@ DEFAULTS: Final = HubConfig()
 def keys_of(config: HubConfig) -> Keys | None:
     """The keys of a hub. Raises: ConfigError if it cannot or must not listen where it is told to."""
     return keys_to_listen("hub", config.keys, config.host, config.port, config.insecure)
+
+
+def check_own(speculative: SpeculativeConfig) -> None:
+    """Raises: ConfigError that names settings of targets: a hub drafts as each of them asks, and reads none of them."""
+    own = ("method", *(OF_THE_DRAFT if speculative.traits.needs_model else OF_LOOKUP))
+    if others := [name for name in speculative.given if name not in own]:
+        raise ConfigError(
+            f"{', '.join(others)}: each target says that for itself: leave it out here, and give it to starspec target"
+        )
 
 
 def target_of_head(target: str | None) -> str:

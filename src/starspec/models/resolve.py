@@ -7,6 +7,7 @@ from typing import Literal
 
 from starspec.config import SpeculativeConfig
 from starspec.draft_methods import HEAD, MethodTraits
+from starspec.errors import ConfigError
 from starspec.models.heads.detect import looks_like_a_head
 
 DraftKind = Literal["draft_model", "head", "ngram"]
@@ -31,8 +32,14 @@ def resolve_draft(config: SpeculativeConfig) -> DraftSpec:
 
     The config.json of SafeAILab's EAGLE-1 looks like that of a small Llama: there the method must say so.
 
+    Raises: ConfigError if it is told the layers that a head reads, and is none.
     Effects: reads the draft's config.json if the method is `draft_model`; downloads a hub id that is not cached.
     """
     if config.traits.reads_features or (config.method == "draft_model" and looks_like_a_head(config.model)):
         return DraftSpec("head", HEAD, config)
+    if config.feature_layers is not None:
+        raise ConfigError(
+            f"feature_layers: for EAGLE heads, and '{config.model}' does not say that it is one: leave it out, or give "
+            "the method that it is of"
+        )
     return DraftSpec("draft_model" if config.traits.needs_model else "ngram", config.traits, config)

@@ -84,10 +84,13 @@ class StarConfig:
 
 
 def _check_speculative(speculative: SpeculativeConfig) -> None:
-    if speculative.remote.endpoint is not None:
+    remote = speculative.remote
+    if remote.endpoint is not None:
         raise ConfigError("remote.endpoint names a hub elsewhere, but `starspec up` starts its own: leave it out")
-    if speculative.remote.keys is not None:
-        raise ConfigError("remote.keys are for a hub elsewhere, but `starspec up` starts its own: leave them out")
+    if remote.keys is not None or remote.insecure:
+        raise ConfigError(
+            "remote.keys and remote.insecure are for a hub elsewhere, but `starspec up` starts its own: leave them out"
+        )
     if speculative.model is None and speculative.traits.needs_model:
         raise ConfigError("a star that is told how to draft needs a draft: give --draft MODEL, or --spec-method ngram")
 
@@ -234,4 +237,4 @@ def trace_part(folder: Path, name: str) -> Path:
 def _of_target(speculative: SpeculativeConfig, hub_endpoint: str) -> SpeculativeConfig:
     """What a target needs to know. The method says which length policies fit; all else about the draft is the hub's."""
     remote = replace(speculative.remote, endpoint=hub_endpoint)
-    return replace(speculative, model=None, quantization="none", device=None, run_ahead=None, remote=remote)
+    return replace(speculative.without_draft(), remote=remote)

@@ -17,6 +17,7 @@ MAX_SEED: Final = 2**63 - 1  # largest seed that both torch and JSON can hold
 MAX_WORKERS: Final = 8  # that answer prompts on a CPU
 DEFAULT_MINUTES: Final = 30.0
 DEFAULT_TTT_STEPS: Final = 2
+DEFAULT_DRAFT_VOCAB: Final = 8192
 MAX_TTT_STEPS: Final = 32
 
 MODEL_OPTIONS = options_of(ModelConfig)
@@ -137,7 +138,7 @@ class HeadPlan:
     ] = None
     draft_vocab_size: Annotated[
         int, Option("Size of the draft vocabulary: the most frequent tokens; eagle3 only.", TRAINING, least=2)
-    ] = 8192
+    ] = DEFAULT_DRAFT_VOCAB
     feature_layers: Annotated[
         tuple[int, ...] | None,
         Option(
@@ -154,6 +155,10 @@ class HeadPlan:
     )
     held_out_every: int = 33  # one of so many prompts is held out for measuring
     num_threads: Annotated[int | None, MODEL_OPTIONS["num_threads"]] = None
+
+    def __post_init__(self) -> None:
+        if self.method == "eagle" and self.draft_vocab_size != DEFAULT_DRAFT_VOCAB:
+            raise ConfigError("--draft-vocab-size is for eagle3: a head of eagle has its target's vocabulary")
 
     def resolved(self, usual_threads: int) -> HeadPlan:
         """The plan with what follows from its other settings, and from the threads that this process has by default."""

@@ -14,6 +14,7 @@ import msgspec
 
 from starspec.config import build, nearest
 from starspec.config.checks import is_probability
+from starspec.config.limits import MAX_LOOKUP
 from starspec.config.speculative import DOUBT
 from starspec.errors import ConfigError
 
@@ -22,7 +23,6 @@ FILE_VARIABLE: Final = "STARSPEC_CONFIG"
 OTHERS: Final = ("STARSPEC_API_KEY", "STARSPEC_CACHE", "STARSPEC_SUPERVISOR_FD")  # of other processes of ours
 KUBERNETES: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)$")
 A_PORT: Final = re.compile(r"_PORT$")  # of Kubernetes too, and then an address
-MAX_LOOKUP: Final = 16
 
 Fallback = Literal["ngram", "none"]
 
