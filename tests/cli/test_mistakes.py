@@ -612,6 +612,7 @@ MISTAKES = {
         ("verify", "--target", "x", "--spec-method", "ngram", "--prompts", ""),
         "--prompts is empty: give a value, or leave it out",
     ),
+    "a name of two lines": (("generate", "hi", "--target", "a\nb"), "there is no model at 'a\\nb'"),
     "n-grams of a whole text": (
         (*GENERATE, "--speculative-config", '{"method": "ngram", "prompt_lookup_max": 17}'),
         "need 1 <= prompt_lookup_min <= prompt_lookup_max <= 16",

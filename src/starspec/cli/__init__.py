@@ -151,7 +151,8 @@ def _not_installed(error: Exception, arguments: Sequence[str]) -> str | None:
 
 
 def _print_error(sentence: str, code: int) -> int:
-    print(f"starspec: {harmless(sentence)}", file=sys.stderr)
+    line = harmless(sentence).replace("\n", "\\n")  # of a name, as its other control characters
+    print(f"starspec: {line}", file=sys.stderr)
     return code
 
 
