@@ -104,6 +104,7 @@ def test_prompts_may_be_dictionaries_as_vllm_has_them() -> None:
         (b"hello", "a prompt must be text or a list of token ids"),
         ([["a"]], "a prompt must be text or a list of token ids"),
         ([None], "a prompt must be text or a list of token ids"),
+        ([True], "a prompt must be text or a list of token ids"),
     ],
 )
 def test_what_is_no_prompt_is_refused_in_a_sentence(prompt: Any, said: str) -> None:
@@ -192,6 +193,14 @@ def test_bad_options_are_refused_in_a_sentence() -> None:
             LLM(TARGET, speculative_config=config)
     with pytest.raises(ConfigError, match="unknown key '1'"):
         LLM(TARGET, speculative_config={1: 2})
+    with pytest.raises(ConfigError, match="use_tqdm must be true or false, not 'no'"):
+        LLM(TARGET, use_tqdm="no")
+    with pytest.raises(ConfigError, match="use_tqdm must be true or false, not 'no'"):
+        llm_of("plain").generate("a", GREEDY, use_tqdm="no")
+    with pytest.raises(ConfigError, match="add_special_tokens must be true or false, not 'no'"):
+        llm_of("plain").generate("a", GREEDY, add_special_tokens="no")
+    with pytest.raises(ConfigError, match="add_special_tokens must be true or false, not None"):
+        next(llm_of("plain").stream("a", GREEDY, add_special_tokens=None))
 
 
 def test_what_vllm_says_by_default_is_taken_and_anything_else_is_refused_by_name() -> None:
@@ -288,6 +297,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ({"stop_token_ids": 5}, "stop_token_ids"),
         ({"stop_token_ids": ["5"]}, "stop_token_ids"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [True]}, "stop_token_ids"),
+        ({"logit_bias": {True: 1.0}}, "logit_bias"),
         ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
         ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias"),
     ],
@@ -329,6 +340,34 @@ def test_half_of_a_surrogate_pair_is_named_in_prompts_and_messages() -> None:
         with pytest.raises(RequestError, match="messages are not valid Unicode text") as raised:
             llm.chat([{"role": "user", "content": "a\ud800"}])
         assert raised.value.param == "messages"
+
+
+def test_a_template_gets_the_text_of_messages_as_over_http() -> None:
+    """Some templates print whatever they get, and a list of parts would be a part of the prompt."""
+    with llm_of("plain") as llm:
+        llm.tokenizer.chat_template = "{% for each in messages %}{{ each['content'] | string }}{% endfor %}"
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        calling = {"role": "assistant", "content": None}
+        asked = [[{"role": "user", "content": each}, calling] for each in ("a\nb", parts)]
+        text, same = llm.chat(asked, SamplingParams(max_tokens=1))
+        assert text.prompt_token_ids == same.prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"role": "usr", "content": "a"}, "messages[1].role must be one of system, developer, user, assistant, tool"),
+        ({"role": "user"}, "messages[1].content must be text, or a list of"),
+        ({"role": "user", "content": None}, "messages[1].content must be text"),
+        ({"role": "user", "content": []}, "messages[1].content must be text"),
+        ({"role": "user", "content": ["a"]}, "messages[1].content must be text"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content must be text"),
+        ({"role": "user", "content": 7}, "messages[1].content must be text"),
+    ],
+)
+def test_a_message_that_is_none_is_refused_as_over_http(wrong: dict, said: str) -> None:
+    with llm_of("plain") as llm, pytest.raises(RequestError, match=re.escape(said)):
+        llm.chat([{"role": "system", "content": "b"}, wrong])
 
 
 def test_a_stop_token_that_is_none_is_refused_as_over_http() -> None:

@@ -43,7 +43,8 @@ def unwrapped(prompt: Prompt) -> str | Sequence[int]:
 
 def _are_ids(found: object) -> bool:
     is_list = isinstance(found, Sequence) and not isinstance(found, str | bytes | bytearray | memoryview)
-    return is_list and all(isinstance(each, int) for each in cast("Sequence[object]", found))
+    ids = cast("Sequence[object]", found)
+    return is_list and all(isinstance(each, int) and not isinstance(each, bool) for each in ids)
 
 
 def params_for(

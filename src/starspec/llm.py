@@ -87,6 +87,7 @@ class LLM:
         **model_options: Any,
     ) -> None:
         speculative_config = _speculative_config(speculative_config)
+        _check_flag("use_tqdm", use_tqdm)
         if not isinstance(batching, BatchingConfig):
             batching = BatchingConfig(method=batching)
         served = {"name": "llm", "max_num_seqs": max_num_seqs, "batching": batching, "prefill_chunk": prefill_chunk}
@@ -142,6 +143,8 @@ class LLM:
         Raises: RequestError if a prompt can never run; no prompt has been answered then.
         """
         self._check_open()
+        _check_flag("use_tqdm", use_tqdm, is_optional=True)
+        _check_flag("add_special_tokens", add_special_tokens)
         several = [unwrapped(each) for each in as_list(prompts)]
         params = params_for(several, sampling_params)
         results, answers = [], dict[RequestId, CompletionOutput]()
@@ -188,6 +191,7 @@ class LLM:
         A caller may read several streams in turns, and call `generate` in between: each stream buffers its own output.
         """
         self._check_open()
+        _check_flag("add_special_tokens", add_special_tokens)
         (params,) = params_for([prompt], sampling_params)
         if params.n != 1:
             raise RequestError("stream answers one choice at a time; set n to 1", "n")
@@ -295,6 +299,11 @@ def _shown_loading(is_shown: bool) -> Iterator[None]:
         return
     with ProgressBar("loading") as bar, listening(bar.show):
         yield
+
+
+def _check_flag(name: str, value: object, *, is_optional: bool = False) -> None:
+    if not (isinstance(value, bool) or (is_optional and value is None)):
+        raise ConfigError(f"{name} must be true or false, not {value!r}")
 
 
 def _speculative_config(given: object) -> SpeculativeConfig | None:

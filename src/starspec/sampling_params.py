@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeGuard
 
 from starspec.config import MAX_STOP_LEN, MAX_TOP_LOGPROBS
 from starspec.errors import RequestError
@@ -102,11 +102,11 @@ class SamplingParams:
 
     def _check_token_ids(self) -> None:
         ids, bias = () if self.stop_token_ids is None else self.stop_token_ids, self.logit_bias or {}
-        if not isinstance(ids, Collection) or not all(isinstance(each, Integral) and int(each) >= 0 for each in ids):
+        if not isinstance(ids, Collection) or not all(_is_token_id(each) for each in ids):
             raise RequestError("stop_token_ids must be token ids", "stop_token_ids")
         if len(ids) > MAX_END_TOKENS // 2:  # those of the model come besides
             raise RequestError(f"stop_token_ids must be at most {MAX_END_TOKENS // 2} token ids", "stop_token_ids")
-        if not isinstance(bias, Mapping) or not all(isinstance(_token_id(each), Integral) for each in bias):
+        if not isinstance(bias, Mapping) or not all(_is_integer(_token_id(each)) for each in bias):
             raise RequestError("the keys of logit_bias must be token ids", "logit_bias")
         if not all(isinstance(each, Real) and not isinstance(each, bool) for each in bias.values()):
             raise RequestError("the values of logit_bias must be numbers", "logit_bias")
@@ -182,6 +182,14 @@ class SamplingParams:
         except OverflowError as error:  # an integer of hundreds of digits
             name = next((each for each in REALS if abs(getattr(self, each)) > sys.float_info.max), "logit_bias")
             raise RequestError(f"{name} is too large for a number", name) from error
+
+
+def _is_token_id(value: object) -> bool:
+    return _is_integer(value) and int(value) >= 0
+
+
+def _is_integer(value: object) -> TypeGuard[Integral]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _token_id(key: Any) -> Any:

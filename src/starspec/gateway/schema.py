@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from starspec.config import MAX_DRAFT_TOKENS, MAX_TOP_LOGPROBS
+from starspec.models.loading.tokenizer import ROLES
 from starspec.quoting import quoted, shortened
 from starspec.sampling.spec import MAX_BAD_WORDS, MAX_END_TOKENS, MAX_LOGIT_BIAS
 from starspec.sampling_params import MAX_STOP_STRINGS
@@ -35,7 +36,6 @@ MAX_TOOLS: Final = 128
 MAX_STOP_TOKEN_IDS: Final = MAX_END_TOKENS // 2  # those of the model come besides
 MAX_MISSPELT: Final = 3  # characters by which a misspelt key is longer or shorter: underscores, and one letter
 MIN_MISSPELT: Final = 4  # letters of a key of which one may be wrong
-ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 PARTS_OF_ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "tool_calls": ("assistant",),
     "reasoning": ("assistant",),

@@ -16,10 +16,12 @@ from starspec.json_text import parse_json
 from starspec.models.loading.config_json import check_config_json, read_config
 from starspec.models.loading.locate import is_synthetic, locate
 from starspec.models.loading.transformers_calls import as_model_error, first_line, import_config_checks
+from starspec.quoting import quoted
 
 Vocabulary = Mapping[str, int]
 
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")  # of a conversation's messages
 # a chat template is a program, and a conversation can make it fail in many ways
 TEMPLATE_ERRORS: Final = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
 
@@ -74,19 +76,43 @@ def prompt_ids_of_text(tokenizer: Any, text: str, *, add_special_tokens: bool = 
 def prompt_ids_of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """The prompt of a conversation in the model's chat template, up to where the answer begins.
 
-    Raises: RequestError if the model has no chat template, if the template cannot process the messages, or if they are
-        not valid Unicode.
+    Raises: RequestError if the model has no chat template, if a message has another role than ROLES, or content that is
+        not text, if the template cannot process the messages, or if they are not valid Unicode.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError("this model has no chat template; send plain prompts", "messages")
     if isinstance(messages, str) or not all(isinstance(each, Mapping) and "role" in each for each in messages):
         raise RequestError("messages must be a list of {'role': ..., 'content': ...}", "messages")
+    told = [{**each, "content": _content_of(index, each)} for index, each in enumerate(messages)]
     try:
-        text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        text = tokenizer.apply_chat_template(told, add_generation_prompt=True, tokenize=False)
     except TEMPLATE_ERRORS as error:
         why = f"the model's chat template cannot process these messages: {first_line(error)}"
         raise RequestError(why, "messages") from error
     return _encoded(tokenizer, text, False, "messages")  # a template writes special tokens itself
+
+
+def _content_of(index: int, message: Mapping[str, Any]) -> str:
+    """The text of a message, as the HTTP API gives it to a template: some print whatever they get.
+
+    Raises: RequestError.
+    """
+    role, content = message["role"], message.get("content")
+    if role not in ROLES:
+        raise RequestError(f"messages[{index}].role must be one of {', '.join(ROLES)}, not {quoted(role)}", "messages")
+    if isinstance(content, str):
+        return content
+    if role == "assistant" and content in (None, []):  # one that calls a tool needs no text
+        return ""
+    if not content or not isinstance(content, Sequence) or not all(map(_is_text, content)):
+        raise RequestError(
+            f"messages[{index}].content must be text, or a list of {{'type': 'text', 'text': ...}}", "messages"
+        )
+    return "\n".join(part["text"] for part in content)
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def bad_words_of(tokenizer: Any, texts: Sequence[str]) -> BadWords:
