@@ -45,6 +45,20 @@ async def test_token_ids_are_echoed_as_their_text(gateway: Any, tokenizer: Any) 
     assert [list(top) for top in reply.choices[0].logprobs.top_logprobs[1:3]] == [["h"], ["i"]]
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_character_that_the_prompt_begins_is_not_echoed_but_left_to_the_answer(
+    gateway: Any, tokenizer: Any, is_stream: bool
+) -> None:
+    """A target puts it into the answer's text, if the answer completes it."""
+    begun = tokenizer.encode("wö")[:-1]
+    asked = {"model": "toy-model", "prompt": begun, "echo": True}
+    reply = await gateway.client.completions.create(**asked, stream=is_stream)
+    chunks = [chunk async for chunk in reply] if is_stream else [reply]
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == "wHello, wörld"
+    alone = await gateway.client.completions.create(**asked, max_tokens=0)
+    assert alone.choices[0].text == "w\ufffd"
+
+
 @pytest.mark.parametrize("has_logprobs", [True, False])
 async def test_an_echo_without_tokens_is_the_prompt_alone(gateway: Any, has_logprobs: bool) -> None:
     asked = {"logprobs": 1} if has_logprobs else {}

@@ -22,6 +22,7 @@ from starspec.gateway.replies import (
 from starspec.wire.messages import PromptLogprob, TokenLogprob
 
 BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")  # byte fallback of SentencePiece-like vocabularies
+MAX_CHAR_BYTES: Final = 4  # of a character in UTF-8; a token has at least one
 BROKEN: Final = "\ufffd"  # in a text: bytes that do not form a character
 SPACE_PIECE: Final = "\u2581"  # their space
 
@@ -54,6 +55,13 @@ class TokenText:
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def without_open_character(self, text: str, token_ids: Sequence[int]) -> str:
+        """The text of these tokens without a character at its end that they begin and do not complete."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(b"".join(map(self.bytes_of, token_ids[-MAX_CHAR_BYTES:])))
+        num_open = len(decoder.getstate()[0])  # bytes; a decoder writes one U+FFFD for all, or one for each
+        return text[: max(len(text.rstrip(BROKEN)), len(text) - num_open)]
 
     def _bytes_of(self, token_id: int) -> bytes:
         if token_id in self._verbatim:

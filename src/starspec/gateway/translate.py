@@ -85,6 +85,9 @@ class Translator:
         if not request.echo:
             return made
         texts = [each if isinstance(each, str) else await self._codec.decode(each) for each in given]
+        if not is_only_prompt:  # a character that a prompt begins and its answer completes is the answer's
+            whole = self._codec.tokens.without_open_character
+            texts = [whole(text, prompt) for text, prompt in zip(texts, prompts, strict=True)]
         options = replace(made.options, echo=True, has_answer=not is_only_prompt)
         return replace(made, options=options, prompt_texts=tuple(texts))
 
