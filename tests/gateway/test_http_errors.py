@@ -322,6 +322,8 @@ async def test_other_errors_of_http_have_the_same_shape(gateway: Any) -> None:
     assert (missing.status_code, error_of(missing)["type"]) == (404, "NotFoundError")
     wrong_method = await gateway.http.get("/v1/completions")
     assert (wrong_method.status_code, error_of(wrong_method)["type"]) == (405, "MethodNotAllowedError")
+    assert error_of(wrong_method)["message"] == "GET is not for '/v1/completions': use POST"
+    assert wrong_method.headers["allow"] == "POST"
     assert wrong_method.headers["allow"] == "POST"
     no_model = await gateway.http.get("/v1/models/some/other")
     assert (no_model.status_code, error_of(no_model)["param"]) == (404, "model")

@@ -79,6 +79,7 @@ async def test_the_default_of_max_tokens_shrinks_to_what_fits(gateway: Any) -> N
     [
         ("temprature", "did you mean 'temperature'?"),
         ("max_token", "did you mean 'max_tokens'?"),
+        ("topP", "did you mean 'top_p'?"),
         ("respones_format", "did you mean 'response_format'?"),
         ("zzzzzz", "leave it out"),
     ],

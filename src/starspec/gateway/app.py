@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
 from functools import partial
@@ -214,6 +214,8 @@ def _add_error_handlers(app: FastAPI, retry_after: RetryAfter) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.status_code == 404:
             error = HTTPException(404, _no_path(request.url.path, paths))
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            error = HTTPException(405, _no_method(request, error.headers or {}), error.headers)
         response = http_error_of(error, retry_after.seconds()).response()
         if isinstance(error, HTTPException) and error.headers:
             response.headers.update(error.headers)
@@ -228,6 +230,11 @@ def _no_path(asked: str, paths: Sequence[str]) -> str:
     near = get_close_matches(shortened(asked), paths, n=1)
     hint = f"; did you mean {near[0]}?" if near else ";"
     return f"there is no {quoted(asked)} here{hint} known: {', '.join(dict.fromkeys(paths))}"
+
+
+def _no_method(request: Request, headers: Mapping[str, str]) -> str:
+    """The sentence about a method that a path does not have. Args: headers: of the refusal."""
+    return f"{request.method} is not for {quoted(request.url.path)}: use {headers.get('Allow', 'another method')}"
 
 
 def _lifespan(services: Services) -> Callable[[FastAPI], Any]:
