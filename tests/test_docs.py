@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from starspec.cli import app
 from starspec.config import RemoteConfig, SpeculativeConfig
+from starspec.models.loading.demo_model import CONVERSION, NAME
 
 PROJECT = Path(__file__).parent.parent
 DOCS = PROJECT / "docs"
@@ -144,3 +145,10 @@ def test_the_page_of_the_speculative_config_has_every_key_with_its_default() -> 
         for each in fields(kind)
     }
     assert written == known
+
+
+def test_pages_name_the_folder_of_the_demo_model_as_it_is() -> None:
+    found = {
+        each for page in PAGES for each in re.findall(r"\.cache/starspec/demo-\d+/[\w-]+", page.read_text("utf-8"))
+    }
+    assert found == {f".cache/starspec/demo-{CONVERSION}/{NAME}"}
