@@ -108,14 +108,16 @@ def _why_nothing_below(path: Path, parent: Path) -> str | None:
 
 
 def _why_read_only(path: Path, place: Path) -> str | None:
-    return None if os.access(place, os.W_OK) else f"'{path}' cannot be written: '{place}' is read-only"
+    """Nothing gets into a folder that one may not enter; one need not be able to list it."""
+    needed = os.W_OK | (os.X_OK if place.is_dir() else 0)
+    return None if os.access(place, needed) else f"'{path}' cannot be written: '{place}' is read-only"
 
 
 def _why_no_room(path: Path, place: Path) -> str | None:
     """Why a file, a folder or a device takes nothing. A pipe is not asked: opening one may wait for its reader."""
     if stat.S_ISFIFO(place.stat().st_mode):
         return None
-    descriptor = os.open(place, os.O_RDONLY if place.is_dir() else os.O_WRONLY | os.O_NOCTTY)
+    descriptor = os.open(place, os.O_PATH if place.is_dir() else os.O_WRONLY | os.O_NOCTTY)
     try:
         why = why_full(descriptor)
     finally:

@@ -5,7 +5,9 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +32,7 @@ def saving_options(group: TyperGroup, words: tuple[str, ...] = ()) -> Iterator[t
         yield from ((*words, name, option) for option in SAVING_OPTIONS if option in options)
 
 
+OTHER = 65534  # a user that owns nothing
 SAVING_OPTIONS = ("--json", "--png", "--trace", "--audit-log")
 ROOT = get_command(app)
 assert isinstance(ROOT, TyperGroup)
@@ -170,6 +173,31 @@ def test_nothing_is_saved_where_this_process_may_not_write(starspec, tmp_path: P
     monkeypatch.setattr("os.access", lambda place, _mode: place != tmp_path)  # to root no folder is read-only
     sentence = refusal(starspec("bench", "wire", "--json", str(tmp_path / "result.json")))
     assert f"cannot be written: '{tmp_path}' is read-only" in sentence
+
+
+def test_a_folder_is_written_to_by_whoever_may_enter_it_and_need_not_be_listed(tmp_path: Path, monkeypatch) -> None:
+    with tempfile.TemporaryDirectory() as name:  # others may not enter the parents of tmp_path
+        folder = Path(name)
+        os.chown(folder, OTHER if os.geteuid() == 0 else -1, -1)
+        folder.chmod(stat.S_IWUSR | stat.S_IXUSR)
+        with no_root():
+            assert why_no_file(folder / "result.json") is None
+            write_whole(folder / "result.json", b"new")
+        folder.chmod(stat.S_IRWXU)
+        assert (folder / "result.json").read_bytes() == b"new"
+    monkeypatch.setattr("os.access", lambda _place, mode: not mode & os.X_OK)
+    assert "is read-only" in (why_no_file(tmp_path / "result.json") or "")
+
+
+@contextmanager
+def no_root() -> Iterator[None]:
+    """Root may do everything."""
+    before = os.geteuid()
+    os.seteuid(OTHER if before == 0 else before)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
 
 
 @pytest.mark.parametrize("words", SAVING, ids=" ".join)

@@ -114,6 +114,12 @@ def test_a_head_of_a_float16_target_runs_in_bfloat16(target_folder: Path, tmp_pa
     assert head.cache.dtype == torch.bfloat16
 
 
+def test_a_head_in_the_present_folder_has_the_folders_name(target_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(write_random(tmp_path / "head"))
+    head = load_head(ModelConfig(model=".", dtype="float32", num_rows=1, numerics="fast"), str(target_folder))
+    assert head.info.name == "head"
+
+
 @pytest.mark.parametrize("prompt_len", [1, 2, 200])
 def test_a_head_reads_an_answer_as_it_drafts_it(target_folder: Path, tmp_path: Path, prompt_len: int) -> None:
     """At each position of an answer: the first choice on reading is the chain of one token that the hub proposes."""

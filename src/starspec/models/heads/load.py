@@ -100,7 +100,7 @@ def load_head(config: ModelConfig, target: str, feature_layers: tuple[int, ...] 
     limit = RowLimit()
     pack = make_packer(config, None, limit, rounds_inputs=False)
     pack_logits = make_packer(config, weights.spec.draft_vocab_size, limit, rounds_inputs=False)
-    return EagleHead(weights, config, Path(config.model).name, pack, pack_logits)
+    return EagleHead(weights, config, folder_name(config.model), pack, pack_logits)
 
 
 def check_head(config: ModelConfig, target: str, speculative: SpeculativeConfig) -> int:
