@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,3 +142,10 @@ def test_tokens_that_the_text_does_not_spell_have_no_length(tokenizer: Any) -> N
     ids = [256, *tokenizer.encode(" ab")]  # as by a tokenizer with a BOS token that puts a space in front
     entries = [PromptLogprob(token_id, -1.0, 1, []) for token_id in ids[1:]]
     assert echoed_logprobs(ids, entries, tokens, "ab", 0).text_offset == [0, 0, 0, 1]
+
+
+def test_a_token_that_ends_within_a_character_begins_where_its_first_one_does() -> None:
+    pieces = {1: b"Go", 2: b" \xf0\x9f", 3: b"\x9a"}  # of the rocket, whose last byte is the answer's
+    tokens: Any = SimpleNamespace(bytes_of=pieces.__getitem__, text_of=str)
+    entries = [PromptLogprob(token_id, -0.5, 1, []) for token_id in (2, 3)]
+    assert echoed_logprobs([1, 2, 3], entries, tokens, "Go ", 0).text_offset == [0, 2, 3]

@@ -127,7 +127,8 @@ class SpeculativeConfig:
 
     def without_draft(self) -> SpeculativeConfig:
         """What is left for a target whose hub has the draft."""
-        return replace(self, **{each.name: each.default for each in fields(self) if each.name in OF_THE_DRAFT})
+        defaults: dict[str, Any] = {each.name: each.default for each in fields(self) if each.name in OF_THE_DRAFT}
+        return replace(self, **defaults)
 
     @property
     def run_ahead_mode(self) -> RunAhead | None:

@@ -150,7 +150,8 @@ def _top(token: str, logprob: float, top: Sequence[tuple[int, float]], tokens: T
 def _spelled_at(pieces: Sequence[bytes], text: str) -> list[int]:
     """The characters of a prompt in which its tokens begin.
 
-    A token that the text does not spell, such as a BOS token or what a tokenizer has normalized, has no length.
+    A token that the text does not spell, such as a BOS token or what a tokenizer has normalized, has no length. One may
+    begin a character that the text leaves to the answer.
     """
     spelled = text.encode()
     chars = [*accumulate((byte & 0xC0 != 0x80 for byte in spelled), initial=0)]  # [byte] -> characters begun before it
@@ -162,6 +163,9 @@ def _spelled_at(pieces: Sequence[bytes], text: str) -> list[int]:
             if spelled.startswith(form, at):
                 at += len(form)
                 break
+        else:
+            if not _is_whole(piece) and piece.startswith(spelled[at:]):
+                at = len(spelled)
     return offsets
 
 
