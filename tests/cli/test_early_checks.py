@@ -285,6 +285,7 @@ def test_the_offline_api_and_generate_refuse_a_setting_in_the_same_words(
         ({"prefill_chunk": 0}, "LLM: prefill_chunk must be at least"),
         ({"max_num_seqs": "8"}, "LLM: max_num_seqs: expected int, got str"),
         ({"max_num_seqs": True}, "LLM: max_num_seqs: expected int, got bool"),
+        ({"max_num_seqs": "\ud800"}, r"LLM: '\\ud800' is not valid Unicode text"),
         ({"max_num_seqs": 0}, "LLM: max_num_seqs must be at least 1, got 0"),
         ({"device": "gpu"}, "LLM: device 'gpu' is unknown"),
         ({"num_threads": 0}, "LLM: num_threads must be at least 1, got 0"),

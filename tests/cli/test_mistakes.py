@@ -613,6 +613,14 @@ MISTAKES = {
         "--prompts is empty: give a value, or leave it out",
     ),
     "a name of two lines": (("generate", "hi", "--target", "a\nb"), "there is no model at 'a\\nb'"),
+    "half a character in the place of a number": (
+        (*GENERATE, "--speculative-config", '{"num_speculative_tokens": "\\ud800"}'),
+        "speculative config: '\\ud800' is not valid Unicode text",
+    ),
+    "half a character in the place of a switch": (
+        ("target", "--target", "x", "--speculative-config", '{"remote": {"insecure": "\\ud800"}}'),
+        "speculative config, remote: '\\ud800' is not valid Unicode text",
+    ),
     "n-grams of a whole text": (
         (*GENERATE, "--speculative-config", '{"method": "ngram", "prompt_lookup_max": 17}'),
         "need 1 <= prompt_lookup_min <= prompt_lookup_max <= 16",

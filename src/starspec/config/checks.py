@@ -47,6 +47,8 @@ def build(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         raise ConfigError(f"{where}: {error}") from error
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {_kind_sentence(error)}") from error
+    except UnicodeEncodeError as error:  # half of a surrogate pair, which msgspec looks into where another type belongs
+        raise ConfigError(f"{where}: {quoted(error.object)} is not valid Unicode text") from error
 
 
 def _kind_sentence(error: msgspec.ValidationError) -> str:
