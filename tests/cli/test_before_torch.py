@@ -58,7 +58,7 @@ LINES = {
     "generate: stop": (("generate", "hi", *TARGET, "--stop", "a\udcff"), "--stop must be valid Unicode text"),
     "generate: another model's head": (("generate", "hi", *OTHERS_HEAD), NO_FIT),
     "generate: head as target": (("generate", "hi", "--target", "HERE/head"), NO_MODEL),
-    "generate: no name": (("generate", "hi", "--target", ""), "the name of a model is empty: give a"),
+    "generate: no name": (("generate", "hi", "--target", ""), "--target / --model is empty: give a value"),
     "generate: no CUDA": (("generate", "hi", "--target", "HERE/long", "--device", "cuda:99"), NO_CUDA),
     "generate: context": (("generate", "hi", "--target", "HERE/long", "--max-model-len", "900000"), TOO_LONG),
     "generate: context of the draft": (

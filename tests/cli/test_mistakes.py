@@ -608,6 +608,10 @@ MISTAKES = {
         ("target", "--target", "x", "--keys", ""),
         "--keys is empty: give a value, or leave it",
     ),
+    "a model without a name": (
+        ("bench", "pair", "--target", "", "--draft", "synthetic:"),
+        "--target / --model is empty: give a value (see",
+    ),
     "prompts in no file": (
         ("verify", "--target", "x", "--spec-method", "ngram", "--prompts", ""),
         "--prompts is empty: give a value, or leave it out",

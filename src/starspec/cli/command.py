@@ -92,8 +92,8 @@ def _why_no_text(option: Any, text: str) -> str | None:
     """Options of several values, and those that a variable may give too, say themselves what they may be."""
     if option.envvar is not None or option.multiple:
         return None
-    if not text and not option.required and option.opts[0] not in MAY_BE_EMPTY:
-        return "is empty: give a value, or leave it out"
+    if not text and option.opts[0] not in MAY_BE_EMPTY:
+        return "is empty: give a value" + ("" if option.required else ", or leave it out")
     return None if is_unicode(text) else "is not valid Unicode text: give it in UTF-8"
 
 
