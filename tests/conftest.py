@@ -2,10 +2,12 @@
 
 import gc
 import os
+import ssl
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub, which reads it once
 
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -14,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import structlog
 import torch
+import typer.main
 from hypothesis import HealthCheck, settings
 
 import starspec
@@ -61,6 +64,21 @@ def log_of_its_own() -> Iterator[None]:
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def made_once() -> Iterator[None]:
+    """What takes longer than most tests do, and comes out the same: typer's commands for each line, each HTTP client's
+    list of authorities, and the probe of kernels by tiny models of one shape, wherever their folders are.
+    """
+    from starspec.models.numerics import probe_cache
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((typer.main, "get_command"), (ssl, "create_default_context")):
+            patch.setattr(module, name, cache(getattr(module, name)))
+        told = probe_cache._model
+        patch.setattr(probe_cache, "_model", lambda *of_runner: list(told(*of_runner))[1:])  # without the folder
+        yield
 
 
 @pytest.fixture

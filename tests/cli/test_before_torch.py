@@ -316,9 +316,11 @@ LINES = {
 }
 
 RUN_ALL = """
-import contextlib, io, json, sys
+import contextlib, functools, io, json, sys
+import typer.main
 from starspec.cli import run
 
+typer.main.get_command = functools.cache(typer.main.get_command)  # else all commands are made anew for each line
 found = {}
 for name, words in json.load(sys.stdin).items():
     with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()):

@@ -14,9 +14,11 @@ from starspec.models.batch import RowRange
 from starspec.models.fused import FusedRunner
 from starspec.models.hf import TransformersRunner
 from starspec.models.linear.dense import pack_dense
-from starspec.models.numerics import probe_cache
+from starspec.models.numerics import probe_cache, ragged_attention
 from starspec.models.numerics.probe import settle_numerics
 from starspec.models.numerics.probe_cache import EARLIER, settle_from_cache
+
+TELL_MODEL = probe_cache._model  # in other tests the folder has no part in it
 
 
 class Probe:
@@ -35,6 +37,9 @@ def probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Probe:
     monkeypatch.setenv("STARSPEC_CACHE", str(tmp_path / "cache"))
     probe = Probe()
     monkeypatch.setattr(probe_cache, "settle_numerics", probe)
+    monkeypatch.setattr(probe_cache, "_model", TELL_MODEL)
+    monkeypatch.setattr(ragged_attention, "PREFIX_LENS", (3, 60))  # in less time
+    monkeypatch.setattr(ragged_attention, "NEAR_BLOCK_ENDS", range(0))
     return probe
 
 
