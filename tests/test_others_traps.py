@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +53,20 @@ def test_every_trap_of_the_page_has_its_test() -> None:
             assert re.search(rf"^(async )?(def {name}\(|{name} = )", (PROJECT / file).read_text(), re.MULTILINE), name
 
 
+@cache
 def attributes_read(*parts: str) -> set[str]:
     return {node.attr for _, node in syntax(*parts) if isinstance(node, ast.Attribute)}
 
 
-CONFIGS = [each for each in vars(config).values() if isinstance(each, type) and each.__module__ == config.__name__]
+CLASSES = [each for each in vars(config).values() if isinstance(each, type) and is_dataclass(each)]
+CONFIGS = [each for each in CLASSES if each is not config.Option]
 
 
 @pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
 def test_every_option_that_is_accepted_is_read_by_what_it_is_for(kind: type) -> None:
-    read = attributes_read(
-        *(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if path.parts[-2] not in ("cli", "supervise"))
-    )
+    others = [path for path in SOURCE.rglob("*.py") if path.parts[-2] not in ("cli", "supervise")]
+    process = SOURCE / "cli" / "process.py"  # sets up what every process has, such as its log
+    read = attributes_read(*(str(path.relative_to(SOURCE)) for path in [*others, process]))
     assert {each.name for each in fields(kind)} <= read
 
 

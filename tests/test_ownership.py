@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,12 +61,14 @@ def assigned(tree: ast.AST) -> Iterator[tuple[int, list[str]]]:
             yield node.lineno, chain(node)
 
 
+@cache
 def class_tree(kind: type) -> ast.ClassDef:
     (tree,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(tree, ast.ClassDef)
     return tree
 
 
+@cache
 def state_of(kind: type) -> set[str]:
     """The attributes of a class: the fields of a dataclass, and what its methods assign to `self`."""
     tree = class_tree(kind)
@@ -74,6 +77,7 @@ def state_of(kind: type) -> set[str]:
     return (fields | {names[1] for _, names in assigned(tree) if names[0] == "self"}) - {"stats"}  # of many classes
 
 
+@cache
 def changing_methods(kind: type) -> set[str]:
     """Methods that assign to `self`, or that call a method which does."""
     methods = [node for node in class_tree(kind).body if isinstance(node, ast.FunctionDef)]
