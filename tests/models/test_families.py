@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import pytest
 import torch
 from families import FAMILIES, VOCAB_SIZE, make_family
@@ -100,11 +102,28 @@ def test_the_fused_path_decodes_what_generate_does(name):
     assert decode_greedily(runner, ids, 30) == generate(plain, ids, 30)
 
 
+PROMPTS = [tokens(30, seed=3), tokens(4, seed=4) * 6, tokens(1), tokens(24, seed=5)]
+NUM_TOKENS = 14  # of an answer: more than a window, so that even the shortest context goes beyond it
+
+
+@lru_cache
+def own_answers(family):
+    """What `generate` says to the prompts, for several tests."""
+    plain = make_family(family)
+    return [generate(plain, ids, NUM_TOKENS) for ids in PROMPTS]
+
+
+def answers_of(folder, prompts, **options):
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    options = {"dtype": "float32", "max_model_len": MAX_LEN, "numerics": "fast", **options}
+    with LLM(folder, **options) as llm:
+        return [list(result.outputs[0].token_ids) for result in llm.generate(prompts, params)]
+
+
 def test_drafts_change_no_token(family, plain, tmp_path, save_with_tokenizer):
     """From the folder, as users load it: n-grams, a draft that is the target itself, and its trees."""
     folder = str(save_with_tokenizer(plain, tmp_path))
-    prompts = [tokens(30, seed=3), tokens(4, seed=4) * 6, tokens(1)]
-    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    prompts = PROMPTS[:3]
     fixed = {"length": {"policy": "fixed"}}  # each round drafts, whether or not it pays
     speculative = (
         None,
@@ -112,22 +131,14 @@ def test_drafts_change_no_token(family, plain, tmp_path, save_with_tokenizer):
         {"model": folder, "num_speculative_tokens": 3, **fixed},
         {"model": folder, "num_speculative_tokens": 3, "eagle_topk": 2, **fixed},
     )
-    options = {"dtype": "float32", "max_model_len": MAX_LEN, "numerics": "fast", "max_num_seqs": 2}
-    expected = [generate(plain, ids, 20) for ids in prompts]
     for config in speculative:
-        with LLM(folder, speculative_config=config, **options) as llm:
-            found = [result.outputs[0].token_ids for result in llm.generate(prompts, params)]
-        assert [list(each) for each in found] == expected
+        assert answers_of(folder, prompts, speculative_config=config, max_num_seqs=2) == own_answers(family)[:3]
 
 
 @pytest.mark.parametrize("method", ["eqspec", "exspec", "rollback"])
 def test_padded_batches_change_no_token(family, method, plain, tmp_path, save_with_tokenizer):
     """With trees of a draft that is the target itself, so that rounds are long, and with contexts beyond windows."""
     folder = str(save_with_tokenizer(plain, tmp_path))
-    prompts = [tokens(30, seed=3), tokens(4, seed=4) * 6, tokens(1), tokens(24, seed=5)]
-    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     speculative = {"model": folder, "num_speculative_tokens": 3, "eagle_topk": 2, "length": {"policy": "fixed"}}
-    options = {"dtype": "float32", "max_model_len": MAX_LEN, "numerics": "fast", "max_num_seqs": 3}
-    with LLM(folder, speculative_config=speculative, batching=method, **options) as llm:
-        found = [result.outputs[0].token_ids for result in llm.generate(prompts, params)]
-    assert [list(each) for each in found] == [generate(plain, ids, 20) for ids in prompts]
+    found = answers_of(folder, PROMPTS, speculative_config=speculative, batching=method, max_num_seqs=3)
+    assert found == own_answers(family)
