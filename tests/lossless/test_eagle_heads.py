@@ -23,7 +23,7 @@ from starspec.stats import TargetStats
 
 # minutes each where a processor has no bf16 arithmetic and others use it
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
-PROMPTS = spread(own_prompts(), 24)
+PROMPTS = spread(own_prompts(), 12)
 SHIPPED = Path(starspec.__file__).parent / "heads" / "smollm2-135m"
 SHAPES = {"chain": replace(CHAIN, quantization="none"), "tree": replace(TREE, quantization="none")}
 SHIPPED_BATCHES = {

@@ -21,7 +21,7 @@ from starspec.windows.local import LocalVerifier
 from starspec.windows.window import Law
 
 NUM_ROWS = 8
-NUM_TOKENS = 14
+NUM_TOKENS = 10
 CUTS = ((2,), (1, 3), (1, 2, 3))
 FAMILIES = ("llama", "qwen2", "GPT-2")
 VOCAB = 64
