@@ -38,7 +38,7 @@ from starspec.wire.transports.waiting import Waiting
 
 pytestmark = pytest.mark.system
 
-NUM_TOKENS = 64
+NUM_TOKENS = 48
 PATIENCE_S = 120.0  # a process takes long to start on a busy machine
 MAX_MODEL_LEN = 128
 CHAIN = SpeculativeConfig(num_speculative_tokens=3, length=FIXED_LENGTH)

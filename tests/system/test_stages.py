@@ -303,16 +303,16 @@ def test_several_windows_of_one_sequence_are_in_flight_over_links_of_40_ms(
         assert engine.stats.num_ahead_windows > 10
 
 
-@pytest.mark.parametrize("name", THREE)
-def test_a_stage_that_is_killed_and_started_again_goes_on_with_the_same_tokens(
-    star: Star, expected: dict[str, list[int]], name: str
+def test_each_stage_that_is_killed_and_started_again_goes_on_with_the_same_tokens(
+    star: Star, expected: dict[str, list[int]]
 ) -> None:
     with star.client(*THREE, options=("--stage-wait", str(LIMIT_S))) as client:
-        begin(client)
-        star.stages[name].end(signal.SIGKILL)
-        star.restart(name)
-        assert client.whole_answers() == expected
-        assert "the stages are attached anew" in client.target.output()
+        for number, name in enumerate(THREE, 1):
+            begin(client)
+            star.stages[name].end(signal.SIGKILL)
+            star.restart(name)
+            assert client.whole_answers() == expected
+            assert client.target.output().count("the stages are attached anew") >= number
 
 
 @pytest.mark.parametrize("cut", ["between the stages", "before the target"])
