@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -444,27 +443,6 @@ def test_a_window_smaller_than_the_batch_is_refused():
     assert TargetConfig(max_num_seqs=3, batching=narrow).num_rows == 3
     with pytest.raises(ConfigError, match="batches of 4 from its window: 3 is too few"):
         TargetConfig(max_num_seqs=4, batching=narrow)
-
-
-def test_two_thousand_requests_leave_no_row_and_no_memory_behind():
-    runner = HashRunner(num_rows=8, max_len=64)
-    engine = make_engine(runner, Words(), RandomDrafts(64, 3, 1), max_num_seqs=8)  # type: ignore[arg-type]
-    process, sizes = psutil.Process(), []
-    for round_number in range(5):
-        jobs = [
-            Job(
-                f"{index}",
-                tuple(1 + (index * 7 + at) % 60 for at in range(1 + index % 20)),
-                SamplingSpec(temperature=0),
-                5,
-            )
-            for index in range(400)
-        ]
-        serve(engine, jobs, after_step=engine.check_integrity)
-        assert runner.cache.rows.leased == frozenset()
-        if round_number:
-            sizes.append(process.memory_info().rss)
-    assert sizes[-1] - sizes[0] < 2**20 * 1200 / 1000, "more than 1 MiB for 1,000 requests"
 
 
 @padded_methods

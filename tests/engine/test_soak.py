@@ -42,10 +42,10 @@ MAX_ROWS = 64  # of a forward
 
 def request(chance: random.Random) -> RequestSpec:
     """One in three has a prompt of several chunks."""
-    length = chance.randrange(40, 100) if chance.random() < 1 / 3 else chance.randrange(1, 12)
+    length = chance.randrange(40, 70) if chance.random() < 1 / 3 else chance.randrange(1, 12)
     temperature = chance.choice([0.0, 0.7])
     sampling = SamplingSpec(temperature=temperature, seed=chance.randrange(100))
-    return RequestSpec([chance.randrange(1, 50) for _ in range(length)], sampling, max_tokens=chance.randrange(1, 16))
+    return RequestSpec([chance.randrange(1, 50) for _ in range(length)], sampling, max_tokens=chance.randrange(1, 8))
 
 
 def serve(engine: TargetEngine, num_requests: int, chance: random.Random, check: Callable[[], None]) -> int:
