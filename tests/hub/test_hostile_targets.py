@@ -10,6 +10,7 @@ from hub_toys import ToyStar, ToyTag
 from synthetic_star import SyntheticStar
 
 from starspec.config import HubConfig
+from starspec.hub.causal import CausalDrafter
 from starspec.ids import Epoch, LinkId, Tag, TargetId
 from starspec.models.synthetic.spec import SyntheticSpec
 from starspec.policy.peer_limits import DRAFT_WORK, TOKEN_BYTES, WORK_BURST, Allowance, backlog_of, share_of_work
@@ -126,7 +127,7 @@ def test_a_newcomer_gets_tags_from_the_target_that_holds_all() -> None:
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("starspec.hub.targets.MAX_HELD_TOKENS", 2000)
+    monkeypatch.setattr(CausalDrafter, "max_held_tokens", 2000)
 
 
 @pytest.mark.usefixtures("little_memory")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hub_toys import END, ToyTag
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from starspec.ids import LinkId, TargetId
 from starspec.speculation.ngram import NgramIndex
 from starspec.wire.messages import Close, Open, Proposal, Verdict
 
-A = LinkId("a")
+A, B = LinkId("a"), LinkId("b")
 
 
 class NgramStar:
@@ -83,3 +85,37 @@ def test_closing_frees_the_index() -> None:
     star.hub.handle(A, Close(tag.session.tag, tag.session.next_epoch), 0.0)
     star.hub.check_integrity()
     assert star.hub.status(0.0).stats.num_tags == 0
+
+
+def test_a_long_text_of_one_target_is_indexed_piece_by_piece_and_keeps_no_other_waiting() -> None:
+    star, text = NgramStar(), [5, 6, 7] * 200
+    star.hub.join(B, TargetId("b"), 32)
+    star.hub.handle(B, ToyTag(1, text).open(4), 0.0)
+    star.hub.handle(A, ToyTag(1, [1, 2, 3, 1, 2]).open(1), 0.0)
+    assert [name for name, _ in star.hub.step(0.0)] == [A]
+    star.hub.check_integrity()
+    num_steps, replies = 1, []
+    while not replies:
+        replies, num_steps = star.hub.step(0.0), num_steps + 1
+        star.hub.check_integrity()
+    assert num_steps >= len(text) / 16  # of the config
+    ((name, proposal),) = replies
+    assert isinstance(proposal, Proposal)
+    assert (name, proposal.token_ids) == (B, [5, 6, 7, 5])
+
+
+def test_tokens_that_are_committed_while_a_text_is_indexed_are_indexed_behind_it() -> None:
+    star, tag = NgramStar(), ToyTag(1, [5, 6, 7] * 30)
+    star.hub.handle(A, tag.open(2), 0.0)
+    assert not star.hub.step(0.0)
+    assert star.ask(tag.verdict([5, 9, 5, 9], 2)) == [5, 9]
+
+
+def test_the_indexes_of_all_tokens_that_a_hub_holds_have_bounded_memory() -> None:
+    num_tokens = 20_000  # each is another one: repeated n-grams take less
+    tracemalloc.start()
+    index = NgramIndex(2, 4, range(num_tokens))
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(index) == num_tokens
+    assert num_bytes / num_tokens * NgramDrafter.max_held_tokens <= 1.5 * 2**30

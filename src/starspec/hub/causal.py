@@ -13,6 +13,7 @@ from starspec.hub.prefix_sharing import PrefixSharing
 from starspec.hub.sequence import DraftSequence
 from starspec.hub.tree_nodes import Survivors
 from starspec.models.runner import ModelRunner, Segment
+from starspec.policy.peer_limits import MAX_HELD_TOKENS
 from starspec.wire.messages import Features
 
 
@@ -23,6 +24,7 @@ class CausalDrafter:
     logits have given the root its children, and K/V of the tree's forwarded nodes lie in the slots behind.
     """
 
+    max_held_tokens = MAX_HELD_TOKENS
     can_share_prefixes = True
 
     def __init__(self, runner: ModelRunner) -> None:

@@ -43,6 +43,11 @@ class Drafter(Protocol):
         ...
 
     @property
+    def max_held_tokens(self) -> int:
+        """Committed tokens that a hub may hold of all sequences: what is kept of each takes memory."""
+        ...
+
+    @property
     def vocab_size(self) -> int:
         """It has embeddings for token ids below this."""
         ...

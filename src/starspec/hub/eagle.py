@@ -27,6 +27,7 @@ from starspec.hub.sequence import DraftSequence
 from starspec.hub.tree_nodes import Survivors
 from starspec.models.heads.head import EagleHead
 from starspec.models.runner import Segment
+from starspec.policy.peer_limits import MAX_HELD_TOKENS
 from starspec.wire.messages import Features
 
 FEATURE_WINDOW: Final = 256  # positions whose features both ends keep of a tag
@@ -35,6 +36,7 @@ FEATURE_WINDOW: Final = 256  # positions whose features both ends keep of a tag
 class EagleDrafter:
     """Drafts trees with an EAGLE head shared by all sequences; each has its own K/V and features."""
 
+    max_held_tokens = MAX_HELD_TOKENS
     can_share_prefixes = False  # a row depends on one target's features, from as far back as they are kept
     num_shared_tokens = 0
 

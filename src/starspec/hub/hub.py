@@ -85,7 +85,7 @@ class DraftHub:
         )
         self._buffer = RequestBuffer(drafter, self._scheduler)
         self._sequences: dict[TagKey, DraftSequence] = {}
-        self._links = ConnectedTargets(config, self._sequences, self._buffer, trace)
+        self._links = ConnectedTargets(config, self._sequences, self._buffer, drafter.max_held_tokens, trace)
         self._recorder = StatsRecorder(self.stats, clock(), trace)
         self._proposals = ProposalMaker(drafter, self._buffer, self._links, self.stats, self._recorder, clock)
         self._outbox: list[Reply] = []

@@ -18,7 +18,7 @@ from starspec.policy.admission import PAUSE_S, REVIEW_S, AdmissionControl, Load,
 from starspec.policy.capacity import num_full, typical
 from starspec.policy.draft_batch import TagKey
 from starspec.policy.fairness import HeldTag, tag_to_drop, target_to_take_from
-from starspec.policy.peer_limits import MAX_HELD_TOKENS, rate_limit
+from starspec.policy.peer_limits import rate_limit
 from starspec.policy.run_ahead import AheadChoice
 from starspec.speculation.budget import DraftBudget
 from starspec.stats import HubStats, HubTargetStats
@@ -32,6 +32,7 @@ class ConnectedTargets:
         config: admission, rate limits, latency objectives.
         sequences: of all targets; the hub changes this mapping.
         buffer: knows what draft steps cost.
+        max_held_tokens: as Drafter.
         trace: as for `TargetState`.
     """
 
@@ -40,9 +41,11 @@ class ConnectedTargets:
         config: HubConfig,
         sequences: Mapping[TagKey, DraftSequence],
         buffer: RequestBuffer,
+        max_held_tokens: int,
         trace: Tracer | None = None,
     ) -> None:
         self._config = config
+        self._max_held_tokens = max_held_tokens
         # one for each name, not for each link: a target cannot raise its limit by connecting again
         self._rate_limits = {TargetId(name): rate_limit(rate) for name, rate in config.rate_limits.items()}
         self._links: dict[LinkId, TargetState] = {}
@@ -110,7 +113,7 @@ class ConnectedTargets:
 
     def holds_too_much(self, num_tokens: int) -> bool:
         """Whether the hub would hold too many tokens with so many more."""
-        return sum(link.num_held_tokens for link in self._links.values()) + num_tokens > MAX_HELD_TOKENS
+        return sum(link.num_held_tokens for link in self._links.values()) + num_tokens > self._max_held_tokens
 
     def is_served_freely(self, link_id: LinkId) -> bool:
         """Whether the target gets every proposal that it asks for: it is admitted and has no rate limit."""
