@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,3 +72,43 @@ def test_what_is_proposed_is_a_part_of_the_text(text, answer, num_tokens):
     follows = proposed(*answer, text=text, num_tokens=num_tokens)
     assert len(follows) <= num_tokens
     assert any(text[start : start + len(follows)] == follows for start in range(len(text) + 1))
+
+
+def places(text: list[int], run: list[int]) -> list[int]:
+    """Indices behind each place of the run."""
+    return [end for end in range(len(run), len(text) + 1) if text[end - len(run) : end] == run]
+
+
+def comes_back_to(text: list[int], last: list[int], followed_to: int) -> int | None:
+    """The rule in the plainest words."""
+    for size in range(min(4, len(last)), 0, -1):
+        if found := places(text, last[-size:]):
+            ahead = [each for each in found if each > followed_to]
+            place = ahead[0] if ahead else found[-1]
+            return place if size > 1 or 0 < place - followed_to <= NEAR else None
+    return None
+
+
+@given(
+    text=st.lists(st.sampled_from([0, 1, 0x80, 0xD800, 0x10000]), max_size=40),
+    answer=st.lists(st.sampled_from([0, 1, 0x80, 0xD800, 0x10000]), max_size=20),
+)
+def test_the_answer_comes_back_to_the_next_place_of_the_longest_run(text: list[int], answer: list[int]) -> None:
+    predicted, following, followed_to = PredictedText(text), 0, 0
+    for num, token_id in enumerate(answer, 1):
+        predicted.append([token_id])
+        if following is not None and text[following : following + 1] == [token_id]:
+            following = followed_to = following + 1
+        else:
+            following = comes_back_to(text, answer[:num], followed_to)
+        assert predicted.propose(3) == ([] if following is None else text[following : following + 3])
+
+
+def test_a_prediction_as_long_as_a_context_takes_little_memory_and_so_no_time_to_index():
+    text = list(range(20_000))
+    tracemalloc.start()
+    predicted = PredictedText(text)
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes < 16 * len(text)
+    assert predicted.propose(2) == [0, 1]
