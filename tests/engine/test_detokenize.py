@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models
 from toy import WordTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from starspec.engine.detokenize import UNFINISHED, Detokenizer
+from starspec.engine.detokenize import MAX_PENDING, UNFINISHED, Decodes, Detokenizer
 
 TOKENIZER = WordTokenizer()
 
@@ -232,3 +232,46 @@ def test_a_broken_character_of_the_prompt_stays_in_the_prompt(name: str, letter:
     assert feed(Detokenizer(TOKENIZERS[name], ids), [*"日x".encode()]) == ("日x", None)
     assert feed(Detokenizer(TOKENIZERS[name], ids), [0xE6]) == (UNFINISHED, None)
     assert feed(Detokenizer(TOKENIZERS[name], ids[:2]), [letter]) == ("a", None)
+
+
+class Counting:
+    """Notes the longest run of tokens that it was asked to decode."""
+
+    def __init__(self, tokenizer: Decodes) -> None:
+        self._tokenizer = tokenizer
+        self.longest = 0
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        self.longest = max(self.longest, len(token_ids))
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "token_id", "then", "told"),
+    [
+        (TOKENIZERS["byte level"], 0x80, 0x61, UNFINISHED),  # never part of a character
+        (TOKENIZERS["byte level"], 0xE6, 0x61, UNFINISHED),  # always the beginning of one
+        (TOKENIZERS["byte fallback"], 0x80, 257, UNFINISHED),
+        (TOKENIZER, 63, 5, UNFINISHED),
+        (TOKENIZER, 0, 5, ""),  # a special token
+    ],
+)
+def test_tokens_that_never_become_text_are_not_decoded_again_and_again(
+    tokenizer: Decodes, token_id: int, then: int, told: str
+) -> None:
+    counting, num = Counting(tokenizer), 20 * MAX_PENDING
+    text, _ = feed(Detokenizer(counting, [token_id]), [token_id] * num + [then])
+    assert text == told * num + tokenizer.decode([then], skip_special_tokens=True)
+    assert counting.longest < 3 * MAX_PENDING
+
+
+@pytest.mark.parametrize(("name", "letter"), [("byte level", ord("a")), ("byte fallback", 257)])
+@given(num=st.integers(MAX_PENDING - 4, MAX_PENDING + 4), char=st.sampled_from(["é", "日", "🚀"]))
+def test_a_character_behind_very_many_broken_ones_is_whole(name: str, letter: int, num: int, char: str) -> None:
+    ids = [letter, *[0x80] * num, letter, *char.encode()]
+    assert feed(Detokenizer(TOKENIZERS[name], [letter]), ids) == (f"a{UNFINISHED * num}a{char}", None)
+
+
+def test_skipped_tokens_between_words_change_nothing_however_many_they_are() -> None:
+    text, _ = feed(Detokenizer(TOKENIZER, [1]), [5, *[0] * 1000, 63, 0, 62, *[0] * 1000, 6])
+    assert text == "w5 éw6 "

@@ -11,6 +11,7 @@ from starspec.quoting import sendable
 UNFINISHED = "\ufffd"  # what a decoder prints for an incomplete UTF-8 sequence
 MAX_CHAR_TOKENS = 4  # a character of UTF-8 has at most four bytes, and a token has at least one
 CONTEXT_TOKENS = 5  # prompt tokens that are decoded too, because some tokenizers attach a space to the next word
+MAX_PENDING = 64  # tokens that may wait for the end of a character: each further one decodes them all again
 
 
 class Decodes(Protocol):
@@ -102,10 +103,29 @@ class Detokenizer:
         added = self._added_text()
         whole = added.rstrip(UNFINISHED)
         self._next_offset = len(self._text) + len(whole)
-        if not added or (added != whole and not is_last):
-            return
+        if added and (added == whole or is_last):
+            self._settle(added)
+        elif len(self._window) - self._num_decoded > MAX_PENDING:
+            self._give_up()
+
+    def _settle(self, added: str) -> None:
+        """This is the text of the window's new tokens, whatever comes."""
         self._text += added
         self._start_window(self._window, len(self._window) - self._num_decoded)
+
+    def _give_up(self) -> None:
+        """Wait no longer for a character, or for any text, of the new tokens but the last ones.
+
+        An answer may be bytes that never become characters, or special tokens that are skipped.
+        """
+        last = self._window[1 - MAX_CHAR_TOKENS :]
+        del self._window[1 - MAX_CHAR_TOKENS :]
+        if added := self._added_text():
+            self._settle(added)
+        else:
+            del self._window[self._num_decoded :]
+        self._window += last
+        self._next_offset = max(self._next_offset, len(self._text))
 
     def _added_text(self) -> str:
         """What the window's new tokens add to the text of those before them.
