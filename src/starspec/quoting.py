@@ -6,6 +6,7 @@ Their text could otherwise fill a log, begin new lines in it, or send commands t
 from __future__ import annotations
 
 import unicodedata
+from itertools import takewhile
 from typing import Final
 
 MAX_QUOTED: Final = 200  # characters of a client's input in one error
@@ -21,7 +22,24 @@ def shortened(text: str, most: int = MAX_QUOTED) -> str:
 
 def quoted(value: object) -> str:
     """A client's value as Python writes it, in ASCII, shortened."""
-    return shortened(ascii(value[:MAX_QUOTED]) if isinstance(value, str) else ascii(value))
+    return shortened(ascii(_beginning(value, [MAX_QUOTED])))
+
+
+def _beginning(value: object, left: list[int]) -> object:
+    """As much of a value as a quotation shows: to write all of it could hold Python's lock for a tenth of a second.
+
+    Args:
+        left: how many values more are of use; counted down.
+    """
+    left[0] -= 1
+    if isinstance(value, str):
+        return value[:MAX_QUOTED]
+    if isinstance(value, list):
+        return [_beginning(each, left) for each in takewhile(lambda _: left[0] > 0, value)]
+    if isinstance(value, dict):
+        items = takewhile(lambda _: left[0] > 0, value.items())
+        return {_beginning(key, left): _beginning(each, left) for key, each in items}
+    return value
 
 
 def is_unicode(text: str) -> bool:

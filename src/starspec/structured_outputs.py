@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from starspec.errors import RequestError
+from starspec.quoting import quoted
 from starspec.sampling.grammar import GrammarKind, GrammarSpec, check_size
 
 PARAM: Final = "structured_outputs"
@@ -78,7 +79,7 @@ def structured_outputs_of(given: object) -> StructuredOutputsParams | None:
     known = {each.name for each in fields(StructuredOutputsParams)}
     for key, value in given.items():
         if key not in known and value not in (None, False):
-            raise RequestError(f"{PARAM}: '{key}' is not supported; known are {', '.join(sorted(known))}", PARAM)
+            raise RequestError(f"{PARAM}: {quoted(key)} is not supported; known are {', '.join(sorted(known))}", PARAM)
     return StructuredOutputsParams(**{key: value for key, value in given.items() if key in known})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from copy import copy
 from itertools import count
@@ -12,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from starspec.config import nearest
 from starspec.errors import ContextTooLong, RequestError
 from starspec.gateway import chat_template, request_body
 from starspec.gateway.http_errors import MAX_MESSAGE
 from starspec.gateway.prompts import NUM_WORKERS, PromptCodec
 from starspec.gateway.request_body import MAX_CONTAINERS, MAX_KEYS, MAX_STRINGS, MAX_VALUES, parse_body, read_body
+from starspec.gateway.responses.schema import ResponsesRequest
 from starspec.gateway.retry_after import RetryAfter
 from starspec.gateway.schema import (
     MAX_MESSAGES,
@@ -149,6 +152,11 @@ LONG = "x" * 50_000
         ("/v1/completions", {"prompt": "hi", "logit_bias": {LONG: 1}}),
         ("/v1/completions", {"prompt": "hi", "speculative": {LONG: 1}}),
         ("/v1/completions", {"prompt": "hi", "speculative": LONG}),
+        ("/v1/completions", {"prompt": "hi", "speculative": {"length": {"policy": LONG}}}),
+        ("/v1/completions", {"prompt": "hi", "structured_outputs": {LONG: 1}}),
+        ("/v1/completions", {"prompt": "hi", "structured_outputs": {"json": {"type": LONG}}}),
+        ("/v1/completions", {"prompt": "hi", "response_format": {"type": LONG}}),
+        ("/v1/completions", {"prompt": "hi", "response_format": {"type": "text", LONG: 1}}),
         ("/v1/completions", {"prompt": "hi", "stream_options": {LONG: 1}}),
         ("/v1/completions", {"prompt": LONG}),
         ("/v1/completions", {"prompt": {LONG: LONG}}),
@@ -181,8 +189,46 @@ async def test_an_error_repeats_few_digits(gateway: Any, name: str, digits: str)
     assert len(reply.text) < 1000
 
 
+def test_a_word_of_megabytes_is_compared_by_its_beginning() -> None:
+    word = "x" * 2**20
+    tracemalloc.start()
+    assert nearest(word, ["length"]) == "; known: length"
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2**20
+
+
+@pytest.mark.parametrize("value", [[1] * 2**18, {str(each): "é" for each in range(2**15)}, [["x" * 2**20] * 9] * 9])
+def test_of_a_large_value_only_the_beginning_is_written(value: Any) -> None:
+    """To write all of it would hold Python's lock."""
+    tracemalloc.start()
+    written = quoted(value)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert written == ascii(value)[: MAX_QUOTED - 3] + "..."
+    assert most < 2**18
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "param"),
+    [
+        (CompletionRequest, {"prompt": "a", "logit_bias": dict.fromkeys(map(str, range(2**15)))}, "logit_bias"),
+        (ResponsesRequest, {"input": "a", "metadata": dict.fromkeys(map(str, range(2**15)))}, "metadata"),
+        (ChatCompletionRequest, {"messages": [USER | dict.fromkeys(map(str, range(2**15)))]}, "messages[0]"),
+    ],
+)
+def test_items_of_an_object_are_counted_before_they_are_looked_at(kind: Any, body: Any, param: str) -> None:
+    """To say what is wrong with each would hold Python's lock for a quarter of a second."""
+    data = json.dumps(body).encode()
+    with pytest.raises(RequestError) as raised:
+        read_body(data, kind)
+    assert raised.value.param == param
+    assert "32768" in str(raised.value)
+
+
 def test_a_quotation_is_ascii_and_has_at_most_200_characters() -> None:
     assert quoted("é") == "'\\xe9'"
+    assert quoted({"a": [1, None, "b"]}) == "{'a': [1, None, 'b']}"
     for value in (LONG, [LONG], {LONG: 1}, 10**300, "é" * 500):
         assert len(quoted(value)) <= MAX_QUOTED
 

@@ -14,7 +14,7 @@ import msgspec
 
 from starspec.config.option import Option
 from starspec.errors import ConfigError
-from starspec.quoting import is_unicode, quoted
+from starspec.quoting import is_unicode, quoted, shortened
 
 T = TypeVar("T")
 
@@ -143,6 +143,7 @@ def nearest(word: str, known: list[str]) -> str:
 
     A likeness below SURE says little: that of `vocab_size` to `vocab` is lower than that of `layers` to `later`.
     """
+    word = shortened(word)  # a client may send one of megabytes, which would take a second
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     is_sure = bool(difflib.get_close_matches(word, known, n=1, cutoff=SURE))
     hint = f"; did you mean '{close[0]}'?" if close else ";"

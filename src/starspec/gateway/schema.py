@@ -34,6 +34,7 @@ MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 1024  # of one message
 MAX_TOOLS: Final = 128
 MAX_STOP_TOKEN_IDS: Final = MAX_END_TOKENS // 2  # those of the model come besides
+MAX_UNKNOWN: Final = 256  # keys of an object inside a body: each is compared with those that are known
 MAX_MISSPELT: Final = 3  # characters by which a misspelt key is longer or shorter: underscores, and one letter
 MIN_MISSPELT: Final = 4  # letters of a key of which one may be wrong
 PARTS_OF_ROLES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -64,6 +65,18 @@ def _positive(count: int) -> int:
     if count < 1:
         raise ValueError("must be at least 1")
     return count
+
+
+def at_most(most: int) -> BeforeValidator:
+    """A bound on an object's items. Pydantic counts them after it has looked at each and said what is wrong with it."""
+
+    def check(given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > most:
+            counts = {"most": most, "num": len(given)}
+            raise PydanticCustomError("too_long", "should have at most {most} items, not {num}", counts)
+        return given
+
+    return BeforeValidator(check)
 
 
 def switch_or_object(given: Any) -> Any:
@@ -98,8 +111,11 @@ class Spelled(Body):
 
     @model_validator(mode="after")
     def _spells_its_keys(self) -> Self:
-        known = _names_of(type(self)) if self.model_extra else []
-        for name in self.model_extra or ():
+        unknown = self.model_extra or {}
+        if len(unknown) > MAX_UNKNOWN:
+            raise ValueError(f"has {len(unknown)} unknown keys; {MAX_UNKNOWN} are allowed")
+        known = _names_of(type(self)) if unknown else []
+        for name in unknown:
             meant = next((each for each in known if _is_meant(each, name)), None)
             if meant is not None:
                 raise ValueError(f"unknown key {quoted(name)}; did you mean '{meant}'?")
@@ -149,7 +165,7 @@ class DrawFields(Body):
     repetition_penalty: Number | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    logit_bias: Annotated[dict[str, Number], at_most(MAX_LOGIT_BIAS)] | None = None
     bad_words: Annotated[Texts, Field(max_length=MAX_BAD_WORDS // 2)] | None = None
     seed: int | None = None
 

@@ -51,8 +51,10 @@ def _policy_of(given: Any) -> Policy | None:
     _check_keys(name, given, LENGTH_KEYS)
     policy: Policy | None = given.get("policy")
     if policy not in get_args(Policy):
-        unknown = f"{quoted(policy)} is unknown" if isinstance(policy, str) else "must be a string"
-        raise RequestError(f"{name}.policy {unknown}{nearest(str(policy), [*get_args(Policy)])}", f"{name}.policy")
+        is_word = isinstance(policy, str)
+        unknown = f"{quoted(policy)} is unknown" if is_word else "must be a string"
+        hint = nearest(policy if is_word else "", [*get_args(Policy)])
+        raise RequestError(f"{name}.policy {unknown}{hint}", f"{name}.policy")
     return policy
 
 

@@ -141,7 +141,7 @@ def _item(index: int, given: Mapping[str, Any]) -> Item:
     kind = given.get("type") or "message"
     if not isinstance(kind, str) or kind not in ITEMS:
         name = f"input[{index}].type"
-        raise RequestError(f"{name} must be one of {', '.join(ITEMS)}, not {quoted(str(kind))}", name)
+        raise RequestError(f"{name} must be one of {', '.join(ITEMS)}, not {quoted(kind)}", name)
     return checked(ITEMS[kind], given, ("input", index))
 
 

@@ -18,6 +18,7 @@ from starspec.gateway.schema import (
     Limit,
     Spelled,
     Text,
+    at_most,
     encodable,
     known_role,
     switch_or_object,
@@ -130,7 +131,7 @@ Metadata = Annotated[  # the limits are OpenAI's
         Annotated[str, Field(max_length=64), AfterValidator(encodable)],
         Annotated[str, Field(max_length=512), AfterValidator(encodable)],
     ],
-    Field(max_length=16),
+    at_most(16),
 ]
 
 
