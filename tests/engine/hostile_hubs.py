@@ -111,6 +111,9 @@ class FakeNet:
         self._hub, self._clock = hub, clock
         self.num_connects = 0
 
+    def has_new_key(self) -> bool:
+        return False
+
     def connect_public(self, endpoint: str) -> FakeSocket:
         self.num_connects += 1
         return FakeSocket(self._clock, self._hub.hear_public, self._hub.spam_public)

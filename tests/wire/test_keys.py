@@ -250,6 +250,41 @@ def test_a_target_that_takes_another_for_the_hub_says_so(star, folder: Path) -> 
     assert not target.is_connected
 
 
+def test_a_target_finds_its_hub_once_the_hubs_own_public_key_is_there(star, folder: Path) -> None:
+    """It was another one for a while, as when the hub gets a new pair."""
+    right = (folder / "hub.public").read_bytes()
+    shutil.copy(folder / "gateway.public", folder / "hub.public")
+    target = star.target(star.hub(keys=load_keys(folder, "hub")).endpoint, keys=load_keys(folder, "target"))
+    star.until(lambda: "is hub.public here another hub's key?" in target.problem, target)
+    (folder / "hub.public").write_bytes(right)
+    star.until(lambda: target.is_connected, target)
+
+
+async def test_a_gateway_finds_targets_and_hub_once_their_own_public_keys_are_there(folder: Path) -> None:
+    right = {name: (folder / name).read_bytes() for name in ("hub.public", "target.public")}
+    for name in right:
+        shutil.copy(folder / "gateway.public", folder / name)
+    status = HubStatus("d", HubStats())
+    hub = ZmqHub("127.0.0.1", 0, refuse, lambda: status, keys=load_keys(folder, "hub"))
+    server = ServingServer("127.0.0.1", 0, load_keys(folder, "target"))
+    ask = HubStatusClient(f"tcp://127.0.0.1:{hub.port}", load_keys(folder, "gateway"), timeout_s=QUIET_S)
+    client = ServingClient(f"tcp://127.0.0.1:{server.port}", load_keys(folder, "gateway"))
+    listening = asyncio.create_task(client.receive())
+    try:
+        with pytest.raises(PeerLost):
+            await ask()
+        assert not client.is_connected
+        for name, key in right.items():
+            (folder / name).write_bytes(key)
+        assert (await ask()).draft_name == "d"
+        await connected(client)
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        for each in (client, ask, server, hub):
+            each.close()
+
+
 def test_a_target_without_keys_is_refused_and_says_so(star, folder: Path) -> None:
     hub = star.hub(keys=load_keys(folder, "hub"))
     target = star.target(hub.endpoint)

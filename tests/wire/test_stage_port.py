@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -131,6 +132,29 @@ def test_a_spare_whose_key_is_mended_later_is_connected(tmp_path: Path) -> None:
         connection = StageConnection(context, f"tcp://127.0.0.1:{port.port}", own, False, 2.0, "the target")
         try:
             with pytest.raises(ConfigError, match="does not know the key of the target"):
+                until(connection, lambda: connection.is_ready)
+            path.write_bytes(key)
+            limit_s = time.monotonic() + LIMIT_S
+            while not connection.is_ready:
+                assert time.monotonic() < limit_s
+                time.sleep(0.01)
+                with suppress(ConfigError):
+                    connection.check()
+        finally:
+            connection.close()
+            context.term()
+
+
+def test_a_stage_is_connected_once_its_own_public_key_is_there(tmp_path: Path) -> None:
+    """It was another one for a while, as when stages get a new pair."""
+    generate_keys(tmp_path)
+    path, own, context = tmp_path / "stage.public", load_keys(tmp_path, "target"), Context()
+    key = path.read_bytes()
+    shutil.copy(tmp_path / "hub.public", path)
+    with closing(StagePort("127.0.0.1", 0, load_keys(tmp_path, "stage"), False, AuditLog.off())) as port:
+        connection = StageConnection(context, f"tcp://127.0.0.1:{port.port}", own, False, 2.0, "the target")
+        try:
+            with pytest.raises(ConfigError, match="belong to another stage"):
                 until(connection, lambda: connection.is_ready)
             path.write_bytes(key)
             limit_s = time.monotonic() + LIMIT_S

@@ -63,6 +63,7 @@ class HubStatusClient:
         self._monitors.add(monitor)
         try:
             if self._keys is not None:
+                self._hub_key = self._keys.newer_key_of("hub", self._hub_key) or self._hub_key
                 self._keys.secure_client(socket, self._hub_key)
             connect(socket, self._endpoint)
             async with asyncio.timeout(self._timeout_s):

@@ -60,6 +60,17 @@ class Keys:
         """The public key of another role. Raises: ConfigError if the folder has none."""
         return read_key(self.folder / f"{role}.public")
 
+    def newer_key_of(self, role: KeyRole, used: bytes) -> bytes | None:
+        """The public key of another role if it is not the one that was used: servers get new keys, and files mistakes.
+
+        Returns: None if it is the same, or cannot be read now.
+        """
+        try:
+            key = self.public_key_of(role)
+        except ConfigError:
+            return None
+        return key if key != used else None
+
 
 class NamedKey(NamedTuple):
     """With which key a connection was made, and as what. If either has changed in the folder, it may not go on."""

@@ -84,7 +84,8 @@ class ServingClient:
             if keys is None
             else "a target refuses this gateway's key, or has none: keys must be given on both sides"
         )
-        target_key = b"" if keys is None else keys.public_key_of("target")
+        self._keys = keys
+        self._target_key = b"" if keys is None else keys.public_key_of("target")
         self._context = zmq.asyncio.Context()
         self._socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES)
         # A gateway that falls behind must slow its targets down. So this queue is short, and then it may send no
@@ -98,7 +99,7 @@ class ServingClient:
         for socket in (self._socket, self._probe):
             socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS
             if keys is not None:
-                keys.secure_client(socket, target_key)
+                keys.secure_client(socket, self._target_key)
         self._unread = Unread(int(endpoint.rpartition(":")[2]), is_client=True)  # of both
         self._looking: asyncio.TimerHandle | None = None
         events = BEGUN | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -179,6 +180,18 @@ class ServingClient:
             self._socket.disconnect(self.endpoint)
         connect(self._socket, self.endpoint)
 
+    def _take_newer_key(self) -> None:
+        """If the target has another key by now, connect with it."""
+        key = None if self._keys is None else self._keys.newer_key_of("target", self._target_key)
+        if key is None:
+            return
+        self._target_key = key
+        for socket in (self._socket, self._probe):
+            socket.curve_serverkey = key
+            with contextlib.suppress(zmq.ZMQError):  # it has no connection after a refusal
+                socket.disconnect(self.endpoint)
+            connect(socket, self.endpoint)
+
     def _try_again(self) -> None:
         if not self._is_closed and not self.is_connected:
             self._reconnect()
@@ -219,6 +232,8 @@ class ServingClient:
                     self._log_limit.log(log.warning, self._why_refused, endpoint=self.endpoint)
                 if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # ZeroMQ does not try again, and the key may be added
                     asyncio.get_running_loop().call_later(REFUSED_KEY_RETRY_S, self._try_again)
+                elif event & HANDSHAKE_FAILED:
+                    self._take_newer_key()
                 self._is_lost |= self.is_connected
                 self.is_connected = False
 

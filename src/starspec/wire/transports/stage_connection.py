@@ -57,9 +57,11 @@ class StageConnection:
         self._is_connected = self._was_connected = False
         self._num_broken = 0  # handshakes, since it was connected
         self._again_s = math.inf  # when it connects again after its key was refused: ZeroMQ does not
+        self._keys = keys
+        self._stage_key = b"" if keys is None else keys.public_key_of("stage")
         self._connect = partial(_connecting, context, endpoint, keys, silence_s)
         try:
-            self._socket: TargetSocket | None = self._connect()  # None: it is left alone
+            self._socket: TargetSocket | None = self._connect(self._stage_key)  # None: it is left alone
         except zmq.ZMQError as error:
             raise ConfigError(f"the stage at {endpoint} cannot be connected: {error.strerror}") from error
 
@@ -90,9 +92,10 @@ class StageConnection:
         self._is_connected, self._again_s = False, math.inf
 
     def come_back(self) -> None:
-        """Start to connect again. If the system refuses, or the stages' key is gone by now, it stays left alone."""
-        with contextlib.suppress(zmq.ZMQError, ConfigError):
-            self._socket = self._connect()
+        """Start to connect again, with the stages' key of now. If the system refuses, it stays left alone."""
+        self._take_newer_key()
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket = self._connect(self._stage_key)
 
     def check(self) -> str | None:
         """Note what has become of the connection.
@@ -139,8 +142,16 @@ class StageConnection:
             self._num_broken += 1
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._again_s = time.monotonic() + REFUSED_KEY_RETRY_S
+            elif self._take_newer_key():
+                self._again_s = time.monotonic()
             return self._why_failed(event, value)
         return None
+
+    def _take_newer_key(self) -> bool:
+        """Returns: whether the stages have another key by now."""
+        key = None if self._keys is None else self._keys.newer_key_of("stage", self._stage_key)
+        self._stage_key = self._stage_key if key is None else key
+        return key is not None
 
     def _why_failed(self, event: int, value: int) -> str | None:
         """None: it may be a stage that is starting, or stopping."""
@@ -158,13 +169,15 @@ class StageConnection:
         )
 
 
-def _connecting(context: Context, endpoint: str, keys: Keys | None, silence_s: float | None) -> TargetSocket:
-    """Raises: as Keys.public_key_of; zmq.ZMQError."""
+def _connecting(
+    context: Context, endpoint: str, keys: Keys | None, silence_s: float | None, stage_key: bytes
+) -> TargetSocket:
+    """Raises: zmq.ZMQError."""
     socket = make_socket(context, zmq.DEALER, MAX_TRAVERSAL_BYTES)
     try:
         _set_times(socket, silence_s)
         if keys is not None:
-            keys.secure_client(socket, keys.public_key_of("stage"))
+            keys.secure_client(socket, stage_key)
     except BaseException:
         socket.close(0)
         raise

@@ -37,6 +37,12 @@ class SocketFactory:
         self._hub_key = b"" if keys is None else keys.public_key_of("hub")
         self._context: Context = zmq.Context()
 
+    def has_new_key(self) -> bool:
+        """Whether the hub has another key by now. Effects: later connections use it."""
+        key = None if self._keys is None else self._keys.newer_key_of("hub", self._hub_key)
+        self._hub_key = self._hub_key if key is None else key
+        return key is not None
+
     def connect_public(self, endpoint: str) -> TargetSocket:
         """Connect to the public port. The socket reconnects by itself; `events` tells failed handshakes."""
         socket = self._socket()

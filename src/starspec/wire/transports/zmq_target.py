@@ -191,6 +191,9 @@ class ZmqTarget:
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # ZeroMQ does not try again, and the key may be added
                 self._drop(problem, now + REFUSED_KEY_RETRY_S)
                 return
+            if self._socket_factory.has_new_key():
+                self._drop(problem, now)
+                return
             self._complain(problem)
         for frames in self._public.read():
             if not self._public_answers.take(len(frames), now):
