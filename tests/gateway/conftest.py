@@ -67,7 +67,7 @@ class ToyTarget:
         self.model = "toy"
         self.max_model_len = MAX_MODEL_LEN
         self.max_num_requests = 256
-        self.is_stopping = False
+        self.is_stopping = self.lacks_stages = False
         self.hub_state: HubState | None = None
         self.pipe: PipeStats | None = None
         self.submitted: dict[RequestId, RequestSpec] = {}
@@ -123,6 +123,7 @@ class ToyTarget:
             hub_state_s=1.5,
             has_grammars=self.has_grammars,
             has_bad_words=self.has_bad_words,
+            lacks_stages=self.lacks_stages,
         )
 
     def emit(

@@ -50,6 +50,20 @@ async def test_ready_is_who_can_answer_and_a_ping_is_empty(gateway: Any) -> None
     assert (await gateway.http.get("/health/ready")).status_code == 200
 
 
+async def test_a_target_that_waits_for_its_stages_is_not_ready_and_gets_no_requests(start_gateway: Any) -> None:
+    gateway = await start_gateway(num_targets=2)
+    for each in gateway.targets:
+        each.lacks_stages = True
+    report = await health_when(gateway, lambda report: report["status"] == "unavailable")
+    assert [each["state"] for each in report["targets"]] == ["starting", "starting"]
+    assert (await gateway.http.get("/health/ready")).status_code == 503
+    assert (await gateway.post("/v1/completions", prompt="hi", max_tokens=4)).status_code == 503
+    gateway.targets[1].lacks_stages = False
+    report = await health_when(gateway, lambda report: report["num_targets"] == 1)
+    assert (await gateway.post("/v1/completions", prompt="hi", max_tokens=4)).status_code == 200
+    assert not gateway.targets[0].submitted
+
+
 async def test_health_tells_whether_the_hub_answers(start_gateway: Any) -> None:
     is_there = asyncio.Event()
 

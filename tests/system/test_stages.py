@@ -415,7 +415,9 @@ def test_without_anybody_in_its_place_requests_end_and_new_ones_are_refused_unti
         client.submit(JOBS[:1])
         client.wait(lambda: client.got[JOBS[0].name].end is not None)
         assert client.got[JOBS[0].name].why == (503, why)
-        assert client.status().num_free_rows == client.status().num_rows
+        status = client.status()
+        assert (status.num_free_rows, status.lacks_stages) == (status.num_rows, True)
         star.stages["last half"].send(signal.SIGCONT)
         client.answer_again(JOBS[0])
+        assert not client.status().lacks_stages
         assert client.answers(JOBS) == expected

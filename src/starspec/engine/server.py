@@ -255,4 +255,5 @@ class TargetServer:
             hub_state_s=engine.drafts.hub_state_s,
             has_grammars=engine.has_grammars,
             has_bad_words=True,
+            lacks_stages=engine.verifier.refusal is not None,
         )

@@ -105,7 +105,7 @@ class RoutedTarget:
             is_connected=self._link.is_connected,
             is_answering=self._link.is_answering,
             is_refusing=bool(self._refusal),
-            is_known=self.status is not None,
+            is_known=self.status is not None and not self.status.lacks_stages,
             is_stopping=self.status is not None and self.status.is_stopping,
         )
 

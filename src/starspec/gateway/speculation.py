@@ -51,10 +51,9 @@ def _policy_of(given: Any) -> Policy | None:
     _check_keys(name, given, LENGTH_KEYS)
     policy: Policy | None = given.get("policy")
     if policy not in get_args(Policy):
-        is_word = isinstance(policy, str)
-        unknown = f"{quoted(policy)} is unknown" if is_word else "must be a string"
-        hint = nearest(policy if is_word else "", [*get_args(Policy)])
-        raise RequestError(f"{name}.policy {unknown}{hint}", f"{name}.policy")
+        word = policy if isinstance(policy, str) else ""
+        unknown = f"{quoted(policy)} is unknown" if word else "must be a string"
+        raise RequestError(f"{name}.policy {unknown}{nearest(word, [*get_args(Policy)])}", f"{name}.policy")
     return policy
 
 

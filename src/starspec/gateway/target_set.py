@@ -101,7 +101,7 @@ class TargetSet:
         others = [each for each in self.targets if each is not but_not]
         index = pick([each.snapshot() for each in others], num_positions)
         if index is None:
-            raise CapacityError("no target is connected that could take this request", NO_TARGET_S)
+            raise CapacityError("no target can take this request now", NO_TARGET_S)
         routed = others[index]
         self._assignments.num += 1
         routed.note_assigned(self._assignments.num)

@@ -22,7 +22,7 @@ class TargetHealth(enum.StrEnum):
     """
 
     UNREACHABLE = "unreachable"  # no connection
-    STARTING = "starting"  # it listens, and loads its model
+    STARTING = "starting"  # it listens, and loads its model, or waits for stages of it that are gone
     REFUSING = "refusing"  # it is of another release, or no target at all
     READY = "ready"
     SILENT = "silent"  # suspended, hung or out of reach
@@ -69,7 +69,7 @@ class TargetVitals:
         Args:
             is_answering: whether its process runs, as far as the last second shows.
             is_refusing: whether it has refused this gateway.
-            is_known: whether it has told its status on this connection.
+            is_known: whether it has told on this connection that its model is there.
             is_stopping: as its status says.
         """
         if not is_connected:

@@ -43,3 +43,4 @@ class TargetStatus(Message, frozen=True):
     hub_state_s: Seconds = 0.0  # since when, in seconds before now
     has_grammars: bool = False  # it can hold answers to grammars
     has_bad_words: bool = False  # it keeps bad words out of answers
+    lacks_stages: bool = False  # stages of its model are gone, and it takes no request until they are back

@@ -186,15 +186,8 @@ class ZmqTarget:
         if self._public.has_cut:
             self._break(ENDLESS, now)
             return
-        for event, value in list(self._public.events()):
-            problem = why_handshake_failed(event, value, self._endpoint)
-            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # ZeroMQ does not try again, and the key may be added
-                self._drop(problem, now + REFUSED_KEY_RETRY_S)
-                return
-            if self._socket_factory.has_new_key():
-                self._drop(problem, now)
-                return
-            self._complain(problem)
+        if self._has_failed(self._public, now):
+            return
         for frames in self._public.read():
             if not self._public_answers.take(len(frames), now):
                 self._break("the hub floods its public port", now)
@@ -213,6 +206,17 @@ class ZmqTarget:
             self._unheard_at = min(self._unheard_at, now + UNHEARD_S)
             if now >= self._unheard_at:
                 self._complain(f"{self._endpoint} is there and does not answer: does the hub hang, or is it not a hub?")
+
+    def _has_failed(self, public: TargetSocket, now: float) -> bool:
+        """Note failed handshakes. Returns: whether the connection is to be made anew: ZeroMQ does not try all again."""
+        for event, value in list(public.events()):
+            problem = why_handshake_failed(event, value, self._endpoint)
+            is_refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH  # the key may be added
+            if is_refused or self._socket_factory.has_new_key():
+                self._drop(problem, now + (REFUSED_KEY_RETRY_S if is_refused else 0.0))
+                return True
+            self._complain(problem)
+        return False
 
     def _note_start(self, now: float) -> None:
         """The first hub has not answered yet."""
