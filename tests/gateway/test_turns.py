@@ -14,6 +14,7 @@ from copy import copy
 from itertools import count
 from typing import Any
 
+import fastapi.applications
 import h11
 import pytest
 from uvicorn.protocols.http.h11_impl import RequestResponseCycle
@@ -414,6 +415,22 @@ async def test_a_long_reply_is_written_part_by_part_on_another_thread(
     assert long["choices"] == short["choices"]
     assert len(threads) > 2
     assert all(name.startswith("tokenizer") for name in threads)
+
+
+async def test_the_description_of_the_api_is_made_on_another_thread(
+    gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, describe = list[threading.Thread](), fastapi.applications.get_openapi
+
+    def noting(**given: Any) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return describe(**given)
+
+    monkeypatch.setattr(fastapi.applications, "get_openapi", noting)
+    for _ in range(2):
+        assert (await gateway.http.get("/openapi.json")).status_code == 200
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
 
 
 def test_the_cycle_collector_does_not_look_through_what_never_dies(
