@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -17,14 +18,16 @@ from structlog.testing import capture_logs
 from toy_stages import VOCAB, ToyStage, plain, toy_stages
 
 from starspec.audit import AuditLog
-from starspec.config import StageConfig
+from starspec.config import ModelConfig, StageConfig
 from starspec.config.lab import LabLink, LinkShape
 from starspec.errors import ConfigError, PeerLost
+from starspec.harness.servers import free_port
 from starspec.ids import PeerId, PipeEpoch, RowEpoch, RowLease, TargetId
 from starspec.lab import LabThread
 from starspec.log_limit import LINES
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation.tree import DraftTree
+from starspec.stages import build
 from starspec.stages import server as stage_server
 from starspec.stages.coordinator import STALLED
 from starspec.stages.member import StageTimes
@@ -631,3 +634,18 @@ def test_a_connection_that_ends_for_a_flood_says_so() -> None:
     finally:
         stage.close(0)
     assert news == [Broken(is_flood=True)]
+
+
+def test_a_stage_listens_once_it_reads_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    port, tried = free_port(), []
+
+    def load(model: ModelConfig, layers: str) -> None:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        tried.append(layers)
+        raise ConfigError("no layers")
+
+    monkeypatch.setattr(build, "load_stage", load)
+    with pytest.raises(ConfigError, match="no layers"):
+        build.build_stage(StageConfig(layers="0:1", listen=f"tcp://127.0.0.1:{port}"), ModelConfig(model="x"))
+    assert tried == ["0:1"]

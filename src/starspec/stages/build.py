@@ -18,17 +18,19 @@ log = structlog.get_logger()
 
 
 def build_stage(config: StageConfig, model: ModelConfig, trace: Tracer | None = None) -> StageServer:
-    """Listen, load the layers, and make a server from both.
+    """Load the layers, listen, and make a server from both.
+
+    A port that nobody reads while layers load is filled by the targets that ask there. If such a connection then breaks
+    with a PING behind what it brought, libzmq 4.3.5 aborts the process as soon as the port is read.
 
     Raises: ConfigError if it cannot listen or the model has no such layers; ModelError if it cannot be cut.
     """
     keys = keys_to_listen("stage", config.keys, config.host, config.port, config.insecure)
     audit = AuditLog(config.audit_log, f"stage {config.layers}")
-    port = StagePort(config.host, config.port, keys, config.insecure, audit)
     try:
         runner = load_stage(model, config.layers)
+        port = StagePort(config.host, config.port, keys, config.insecure, audit)
     except BaseException:
-        port.close()
         audit.close()
         raise
     log.info(
