@@ -277,7 +277,9 @@ async def test_a_gateway_finds_targets_and_hub_once_their_own_public_keys_are_th
         for name, key in right.items():
             (folder / name).write_bytes(key)
         assert (await ask()).draft_name == "d"
-        await connected(client)
+        async with asyncio.timeout(10.0):
+            while not client.is_connected:  # noqa: ASYNC110 (the client has no event for it)
+                await asyncio.sleep(0.01)
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
