@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from starspec.policy.length.acceptance import IDLE_ROUNDS, Acceptance
+from starspec.policy.length.acceptance import IDLE_ROUNDS, NUM_PRIOR, Acceptance
 
 
 def test_how_far_a_draft_goes_is_told_apart_from_how_often_it_is_right() -> None:
@@ -97,3 +99,31 @@ def test_who_had_no_draft_for_long_is_idle() -> None:
     assert acceptance.is_idle
     acceptance.add(2, 0)
     assert not acceptance.is_idle
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=40), st.floats(0.0, 1.0))
+def test_the_error_is_that_of_a_share_of_the_tokens_that_were_tested(
+    drafts: list[tuple[int, int]], first_rate: float
+) -> None:
+    usual, num_tested = Acceptance(first_rate, fade=1.0), NUM_PRIOR
+    for number, (num_drafted, num_accepted) in enumerate(drafts):
+        usual.add(num_drafted, min(num_drafted, num_accepted))
+        num_tested += min(num_drafted, num_accepted + 1)
+        if number == 0 and 0.0 < first_rate < 1.0:
+            assert 0.0 < usual.error < 0.5
+    assert usual.error**2 * (1.0 + num_tested) == pytest.approx(usual.rate * (1.0 - usual.rate), abs=1e-9)
+    own = Acceptance(usual=usual)
+    own.add(4, 0)
+    assert own.error == usual.error, "how much sequences differ is not in it"
+
+
+@pytest.mark.parametrize("num_accepted", [0, 4])
+def test_in_the_longest_run_of_failure_or_success_every_rate_stays_a_probability(num_accepted: int) -> None:
+    usual = Acceptance()
+    own = Acceptance(usual=usual)
+    for _ in range(10_000):
+        for each in (usual, own):
+            each.add(4, num_accepted, 5)
+    for each in (usual, own):
+        for value in (each.rate, each.reach, each.gain, each.error):
+            assert 0.0 <= value <= 1.0

@@ -192,3 +192,44 @@ def test_no_other_choice_expects_more_tokens_a_second(
         assert best >= (MIN_GAIN - 1e-9) * speed(least)
     else:
         assert best <= (MIN_GAIN + 1e-9) * speed(chosen)
+
+
+def sizes_of(reach: float, widths: list[int]) -> dict[int, float]:
+    """How probable each number of nodes is, of a draft that goes on from depth to depth with this probability."""
+    num_nodes = [sum(widths[: depth + 1]) for depth in range(len(widths))]
+    ends = [reach**depth * (1.0 - reach * (depth + 1 < len(widths))) for depth in range(len(widths))]
+    return dict(zip(num_nodes, ends, strict=True)) if widths else {0: 1.0}
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.booleans()), min_size=1, max_size=3),
+    st.lists(st.integers(1, 40), min_size=3, max_size=3),
+    st.lists(st.floats(0.01, 1.0), min_size=6, max_size=6),
+    st.integers(0, 1),
+)
+def test_drafts_that_may_end_make_steps_a_standard_deviation_smaller_and_larger(
+    rows: list[tuple[float, float, bool]], widths: list[int], step_s: list[float], num_others: int
+) -> None:
+    """Against all sizes that drafts may have: each is as probable as it should be. No step is without its sequences."""
+    rates, reaches, are_fixed = map(list, zip(*rows, strict=True))
+    num, curve = len(rows) + num_others, cost(**{f"of_{4**n}": each for n, each in enumerate(sorted(step_s))})
+    candidates = Candidates(rates, [3] * len(rows), reaches, are_fixed=are_fixed, widths=widths, num_others=num_others)
+    found = fastest_lengths(candidates, curve, NO_WAIT, min_gain=0.0)
+    tokens, mean, variance = float(num), float(num), 0.0
+    for rate, reach, length in zip(rates, reaches, found.lengths, strict=True):
+        tokens += sum(rate * (rate * reach) ** depth for depth in range(length))
+        sizes = sizes_of(reach, widths[:length])
+        own_mean = sum(share * size for size, share in sizes.items())
+        mean, variance = mean + own_mean, variance + sum(p * (size - own_mean) ** 2 for size, p in sizes.items())
+    smaller, larger = max(num, mean - variance**0.5), mean + variance**0.5
+    speed = tokens / (0.5 * (curve.seconds(smaller) + curve.seconds(larger)))
+    assert found.tokens_per_s == pytest.approx(speed, rel=1e-4)
+
+
+def test_behind_a_knee_drafts_that_may_end_cost_more_than_their_mean() -> None:
+    """Two draft tokens on average, of one that always and three that seldom come: half of the rounds are too large."""
+    knee = cost(of_1=0.1, of_3=0.1, of_5=0.2)
+    (alone,) = fastest_lengths(Candidates([1.0], [3], [1.0]), knee, NO_WAIT, MIN_GAIN).lengths
+    ending = Candidates([1.0], [3], [0.6180339887], are_fixed=[True])
+    assert alone == 2
+    assert fastest_lengths(ending, knee, NO_WAIT).tokens_per_s == pytest.approx(3.0 / (0.1 + 0.025 * 0.8740), rel=1e-3)

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from starspec.policy.length.trials import CREDIT_ROUNDS, LONGEST_ROUND, SHARE, Trial, Trials
+from starspec.policy.length.trials import (
+    CREDIT_ROUNDS,
+    FULL_PROMISE,
+    LONGEST_ROUND,
+    PROMISED_ROUNDS,
+    SHARE,
+    Trial,
+    Trials,
+)
 
 
 def trials_after(seconds: float, *, plain_s: float = 1.0) -> Trials:
@@ -115,3 +125,34 @@ def test_the_second_round_of_a_trial_is_made_in_any_case_and_charged() -> None:
     assert not trials.make(trial, 1.0)
     assert trials.make(trial, 1.0, is_going_on=True)
     assert cost_s(trials) == 2.5
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0, 4.0])
+def test_a_trial_may_cost_more_in_proportion_to_what_it_promises_up_to_the_full_promise(share: float) -> None:
+    trials, most_s = Trials(), 2.0 * (CREDIT_ROUNDS + PROMISED_ROUNDS * min(1.0, share))
+    promise = share * FULL_PROMISE
+    assert trials.allows(most_s - 0.01, plain_s=2.0, promise=promise)
+    assert not trials.allows(most_s + 0.01, plain_s=2.0, promise=promise)
+    trials.spend(most_s)
+    assert not trials.allows(0.01, plain_s=2.0, promise=promise)
+    assert not trials.allows(0.01, plain_s=2.0), "others wait until the time has paid for it"
+
+
+times = st.floats(0.0, 1e3)
+
+
+@given(st.lists(st.tuples(times, times, times, times, times, st.booleans()), max_size=20))
+def test_a_trial_that_takes_and_gives_what_was_expected_costs_that_and_no_account_explodes(
+    trials_made: list[tuple[float, float, float, float, float, bool]],
+) -> None:
+    trials, spent_s = Trials(), 0.0
+    for round_s, tokens_s, beside_s, more_s, more_tokens_s, is_lower_bound in trials_made:
+        trial = Trial(round_s=round_s, tokens_s=tokens_s, beside_s=beside_s, num_emitted=0)
+        assert trials.make(trial, 1.0, is_going_on=True)
+        trials.close(tokens_s + more_tokens_s, round_s + more_s, is_lower_bound=is_lower_bound)
+        lost_s = trial.cost_s + more_s - more_tokens_s
+        if more_s > round_s * (1.0 + 1e-9):
+            lost_s = max(0.0, trial.cost_s)  # interrupted
+        spent_s += min(lost_s, max(0.0, trial.cost_s)) if is_lower_bound else lost_s
+    assert trials.allows(CREDIT_ROUNDS - spent_s - 1e-3, plain_s=1.0)
+    assert not trials.allows(CREDIT_ROUNDS - spent_s + 1e-3, plain_s=1.0)

@@ -132,7 +132,8 @@ class _Table:
         num_nodes = np.cumsum(np.where(is_allowed, nodes, 0.0), axis=1)
         num_steps = np.cumsum(self._steps - self._fixed_steps) + self._fixed_steps.sum()
         wait_s = round_cost.seconds(num_steps[:, None], num_nodes)
-        speed = expected / (self._step_s(predict, is_allowed, num_nodes) + wait_s)
+        variances = np.cumsum(np.where(is_allowed, self._variances.flat[order], 0.0), axis=1)
+        speed = expected / (self._step_s(predict, num_nodes, variances) + wait_s)
         speed[:, :num_fixed] = 0.0
         depth, num = np.unravel_index(int(np.argmax(speed)), speed.shape)
         best, base = float(speed[depth, num]), self._base_speed(predict, round_cost)
@@ -141,25 +142,25 @@ class _Table:
         return order[: num + 1][is_allowed[depth, : num + 1]], best
 
     def _step_s(
-        self, predict: Predict, is_allowed: NDArray[np.bool_], num_nodes: NDArray[np.float64]
+        self, predict: Predict, num_nodes: NDArray[np.float64], variances: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Expected seconds of the target's step [depths, tokens].
+        """Expected seconds of the target's step, by the expected number of draft nodes and its variance.
 
         Drafts that end early and drafts that go on make smaller and larger steps. Where costs rise behind a knee, these
         cost more on average than a step of the average size.
         """
         sizes = self._num_sequences + num_nodes
-        variances = np.cumsum(np.where(is_allowed, self._variances.flat[self._order], 0.0), axis=1)
         if variances.max() <= 0.0:
             return predict(sizes)
         spread = np.sqrt(np.maximum(0.0, variances))
-        return 0.5 * (predict(sizes - spread) + predict(sizes + spread))
+        smaller = np.maximum(self._num_sequences, sizes - spread)  # each sequence has a token of its own
+        return 0.5 * (predict(smaller) + predict(sizes + spread))
 
     def _base_speed(self, predict: Predict, round_cost: RoundCost) -> float:
         """Expected tokens per second with the fixed drafts only."""
         fixed = self._order[: self._num_fixed]
-        num_nodes = np.array([float(self._nodes.flat[fixed].sum())])
-        seconds = predict(self._num_sequences + num_nodes)
+        num_nodes, variances = (np.array([float(each.flat[fixed].sum())]) for each in (self._nodes, self._variances))
+        seconds = self._step_s(predict, num_nodes, variances)
         if self._num_fixed:
             seconds = seconds + round_cost.seconds(float(self._fixed_steps.sum()), num_nodes)
         return float((self._num_sequences + self._accepted.flat[fixed].sum()) / seconds[0])

@@ -93,7 +93,7 @@ class _Decision:
         may be worth it to all.
         """
         most = self._round.budget.p_min / sum(map(bool, lengths))
-        limits = [_halved(most, worth) for worth in self._round.worthwhile(lengths, self._tokens_per_s)]
+        limits = [_halved(most, worth) for worth in self._round.break_even(lengths, self._tokens_per_s)]
         return [
             each._replace(budget=replace(each.budget, p_min=limit)) if each.budget.num_draft_tokens else each
             for each, limit in zip(choices, limits, strict=True)
@@ -137,7 +137,8 @@ class _Decision:
         """
         if self._trials.was_drafting or self._round.num_others or self._round.unheld(chosen.lengths):
             return True
-        return not any(chosen.lengths) or any(self._round.weigh(limits, MIN_GAIN, num_errors=-SURE_ERRORS).lengths)
+        plain = self._round.without_drafts()
+        return chosen.lengths == plain or self._round.weigh(limits, MIN_GAIN, num_errors=-SURE_ERRORS).lengths != plain
 
     def _first_lengths(self) -> list[int]:
         """Before any step was measured."""
@@ -204,7 +205,7 @@ class _Decision:
             self._trials.drop()
         elif num_tokens := self._num_emitted - trial.num_emitted:  # else its round has not ended
             steps, num = self._costs.steps, trial.num_sequences
-            gave_s = num_tokens / num * steps.seconds(num) / trial.gain
+            gave_s = num_tokens / num * steps.seconds(num) / trial.speedup
             is_bound = not steps.covers(num) or bool(self._waiting)  # drafts that have not come may still bring tokens
             self._trials.close(gave_s, self._now_s, is_lower_bound=is_bound)
 
@@ -230,7 +231,7 @@ class _Decision:
             lengths = self._round.no_deeper_than(depth, hoped)
             are_sure = self._round.budget.p_min > 0.0 and sum(map(bool, lengths)) > 1  # they share their doubt
             if self._is_allowed(lengths, instead_of, are_sure=are_sure, is_going_on=is_going_on):
-                self._note_tried([index for index, length in enumerate(lengths) if length], is_going_on=is_going_on)
+                self._note_tried(self._round.unasked(lengths), is_going_on=is_going_on)
                 self._trials.growing_to = 0 if is_going_on else max(lengths)
                 return lengths
         return None
@@ -262,11 +263,13 @@ class _Decision:
             return None
         most = self._round.deferred(self._round.no_deeper_than(self._round.deepest(GROWTH), limits))
         hoped = self._round.weigh(most, HOPED_GAIN, num_errors=HOPED_ERRORS)
-        if hoped.tokens_per_s is None or not _is_better(hoped, chosen):
+        tried = self._round.unasked(hoped.lengths)
+        # as lucky, but without what would be tried: requests' own depths may have luck, too
+        without = self._round.weigh(self._round.without_drafts(), HOPED_GAIN, num_errors=HOPED_ERRORS)
+        if not tried or hoped.tokens_per_s is None or without.tokens_per_s is None:
             return None
-        tried = [index for index, length in enumerate(hoped.lengths) if length]
         is_going_on = set(tried) <= set(self._waiting)
-        promise = hoped.tokens_per_s / chosen.tokens_per_s - 1.0
+        promise = hoped.tokens_per_s / without.tokens_per_s - 1.0
         if not self._is_allowed(hoped.lengths, chosen.lengths, is_going_on=is_going_on, promise=promise):
             return None
         self._note_tried(tried, is_going_on=is_going_on)
@@ -283,7 +286,7 @@ class _Decision:
         is_better = _is_better(hoped, chosen) and any(hoped.lengths)
         if not is_better or not self._is_allowed(hoped.lengths, chosen.lengths):
             return None
-        self._tried = [index for index, length in enumerate(hoped.lengths) if length]
+        self._tried = self._round.unasked(hoped.lengths)
         return hoped.lengths
 
     def _with_probes(self, lengths: list[int]) -> list[int]:
@@ -354,5 +357,5 @@ def _is_better(hoped: ChosenLengths, chosen: ChosenLengths) -> bool:
 
 def _halved(most: float, worth: float) -> float:
     """The probability `most`, halved until it is about `worth`: few different ones, since budgets are compared."""
-    num_halved = MOST_HALVED if worth <= 0.0 else round(log2(most / worth))
-    return most * 0.5 ** min(MOST_HALVED, max(0, num_halved))
+    least = most * 0.5**MOST_HALVED
+    return most * 0.5 ** round(log2(most / min(most, max(least, worth))))

@@ -2,7 +2,8 @@
 
 A policy that never drafts where drafts did not pay would never see that they pay by now. One that always drafts would
 never see what a round without drafts takes. So now and then a round is a *trial*: what seems best is left, to learn
-what something else takes. A trial is allowed only while all trials together have cost at most SHARE of the time.
+what something else takes. A trial is allowed only while all trials together have cost at most CREDIT_ROUNDS and SHARE
+of the time. For one that promises much it may be up to PROMISED_ROUNDS more.
 
 Trials are made where chance makes them look better than they are, so on average they bring less than is expected. The
 expected cost is charged only until a trial's round is over. Then it is replaced by the time that the round took, less
@@ -38,7 +39,7 @@ class Trial:
 
     round_s: float  # seconds of its round, at most
     tokens_s: float  # what its expected tokens would take in what seems best
-    gain: float = 1.0  # speed of what seems best, over that without drafts
+    speedup: float = 1.0  # speed of what seems best, over that without drafts
     beside_s: float = 0.0  # what it costs beside its round: a hub's prefill
     started_s: float = 0.0  # when it was chosen
     num_sequences: int = 1  # of its round

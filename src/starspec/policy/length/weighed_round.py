@@ -57,7 +57,7 @@ class WeighedRound:
         """As `fastest_lengths`, within these limits.
 
         Args:
-            num_errors: standard errors by which acceptance is taken to be higher than it seems.
+            num_errors: standard errors by which acceptance is taken to be higher than it seems; below 0, lower.
         """
         rates, gains = self._rates, self._gains
         if num_errors:
@@ -84,6 +84,11 @@ class WeighedRound:
         """The lengths, cut to this depth; but what requests asked for is kept."""
         pairs = zip(lengths, self.are_asked, strict=True)
         return [length if is_asked else min(length, depth) for length, is_asked in pairs]
+
+    def unasked(self, lengths: Sequence[int]) -> list[int]:
+        """Indices of the sequences with drafts that no request asked for."""
+        pairs = zip(lengths, self.are_asked, strict=True)
+        return [index for index, (length, is_asked) in enumerate(pairs) if length and not is_asked]
 
     def deepest(self, growth: int) -> int:
         """How deep drafts may be, so that wait and step are at most so many times as long as the longest before."""
@@ -122,12 +127,7 @@ class WeighedRound:
 
     def unheld(self, lengths: Sequence[int]) -> list[int]:
         """Indices of the sequences with drafts that a hub would have to prefill, and that did not ask for drafts."""
-        triples = zip(self.sequences, lengths, self.are_asked, strict=True)
-        return [
-            index
-            for index, (each, length, is_asked) in enumerate(triples)
-            if length and each.num_to_prefill and not is_asked
-        ]
+        return [index for index in self.unasked(lengths) if self.sequences[index].num_to_prefill]
 
     def deferred(self, lengths: Sequence[int]) -> list[int]:
         """The lengths, without drafts for what a hub would have to prefill."""
@@ -157,10 +157,10 @@ class WeighedRound:
         """Seconds of a round without drafts."""
         return self.costs.steps.seconds(self.num)
 
-    def _gain_of(self, lengths: Sequence[int]) -> float:
-        """Expected tokens per second over those without drafts, at least 1."""
+    def _speedup_of(self, lengths: Sequence[int]) -> float:
+        """Expected tokens per second over those without drafts, less than 1 only where requests asked for drafts."""
         round_s, tokens_s = self._expected(lengths)
-        return max(1.0, tokens_s / round_s)
+        return tokens_s / round_s if any(self.without_drafts()) else max(1.0, tokens_s / round_s)
 
     def cheapest_test(self, tests: Iterable[list[int]], instead_of: Sequence[int]) -> list[int]:
         """Of these lengths, those that cost least for each draft token that they are expected to test.
@@ -169,14 +169,14 @@ class WeighedRound:
             instead_of: what seems best, with fewer drafts than each of the tests.
         """
         best_round_s, best_tokens_s = self._expected(instead_of)
-        gain = self._gain_of(instead_of)
+        speedup = self._speedup_of(instead_of)
 
         def cost_s(lengths: Sequence[int]) -> float:
             round_s, tokens_s = self._expected(lengths)
             num_drafts = sum(map(bool, lengths)) - sum(map(bool, instead_of))
             num_accepted = (tokens_s - best_tokens_s) / self.plain_s * self.num
             num_tested = num_drafts + num_accepted  # each draft also shows whether the token behind these is right
-            return (round_s - tokens_s / gain - best_round_s + best_tokens_s / gain) / num_tested
+            return (round_s - tokens_s / speedup - best_round_s + best_tokens_s / speedup) / num_tested
 
         return min(tests, key=cost_s)
 
@@ -188,21 +188,21 @@ class WeighedRound:
             are_sure: its round takes as long as if no draft ended in doubt.
         """
         round_s, tokens_s = self._expected(lengths, are_sure=are_sure)
-        gain = self._gain_of(instead_of)
+        speedup = self._speedup_of(instead_of)
         num_more = self.num_to_prefill(lengths) - self.num_to_prefill(instead_of)
         num_more += self._num_behind(lengths) - self._num_behind(instead_of)
         prefill_s = self.costs.prefill.seconds(num_more) if num_more > 0 else 0.0
         return Trial(
             round_s=round_s,
-            tokens_s=tokens_s / gain,
-            gain=gain,
+            tokens_s=tokens_s / speedup,
+            speedup=speedup,
             beside_s=prefill_s,
             started_s=self._now_s,
             num_sequences=self.num,
             num_emitted=None if self.num_others else self._num_emitted,
         )
 
-    def worthwhile(self, lengths: Sequence[int], tokens_per_s: float) -> list[float]:
+    def break_even(self, lengths: Sequence[int], tokens_per_s: float) -> list[float]:
         """For each sequence, the probability of a path behind which the next draft step takes as long as it saves.
 
         Args:
@@ -214,7 +214,7 @@ class WeighedRound:
             return [1.0] * len(lengths)
         num_nodes = sum(self._nodes[length] for length in lengths)
         node_s = wait.token_s + steps.seconds(self.num + num_nodes + 1) - steps.seconds(self.num + num_nodes)
-        step_s = wait.step_s / sum(map(bool, lengths)) + node_s * num_nodes / sum(lengths)
+        step_s = (wait.step_s / sum(map(bool, lengths)) + node_s) * num_nodes / sum(lengths)  # of all its nodes
         return [tokens_per_s * step_s / rate if rate > 0.0 else 1.0 for rate in self._rates]
 
     def _expected(self, lengths: Sequence[int], *, are_sure: bool = False) -> tuple[float, float]:
@@ -236,6 +236,6 @@ def _num_nodes(budget: DraftBudget, depth: int) -> int:
 
 
 def _shifted(acceptance: Acceptance, num_errors: float) -> float:
-    """Its rate, higher by so many standard errors, within MOST_HOPED."""
+    """Its rate, moved by so many standard errors, but not up beyond MOST_HOPED."""
     rate = acceptance.rate
     return max(0.0, min(max(rate, MOST_HOPED), rate + num_errors * acceptance.error))
