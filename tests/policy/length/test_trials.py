@@ -138,6 +138,16 @@ def test_a_trial_may_cost_more_in_proportion_to_what_it_promises_up_to_the_full_
     assert not trials.allows(0.01, plain_s=2.0), "others wait until the time has paid for it"
 
 
+@pytest.mark.parametrize(("num_sequences", "share"), [(1, 1.0), (4, 0.5), (16, 0.25)])
+def test_a_trial_of_more_sequences_may_cost_less_for_what_it_promises(num_sequences: int, share: float) -> None:
+    def is_made(cost_s: float) -> bool:
+        trial = Trial(round_s=cost_s, tokens_s=0.0, num_sequences=num_sequences)
+        return Trials().make(trial, 1.0, promise=9.9)
+
+    assert is_made(CREDIT_ROUNDS + share * PROMISED_ROUNDS - 0.01)
+    assert not is_made(CREDIT_ROUNDS + share * PROMISED_ROUNDS + 0.01)
+
+
 times = st.floats(0.0, 1e3)
 
 

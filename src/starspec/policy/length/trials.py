@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Final
 
 from starspec.policy.length.acceptance import Acceptance
@@ -112,7 +113,10 @@ class Trials:
 
         Args:
             is_going_on: it is the second round of a trial, so it is made in any case.
+            promise: as `allows`, of one sequence. A round of more sequences tests more tokens, and the error of
+                acceptance falls with the root of their number.
         """
+        promise = min(FULL_PROMISE, promise) / sqrt(trial.num_sequences)
         is_made = self.allows(trial.cost_s, plain_s, promise) or is_going_on
         if is_made:
             self.spend(trial.cost_s)
