@@ -63,6 +63,16 @@ def test_luck_in_a_draft_that_a_request_asked_for_promises_nothing_to_others() -
     assert trials.tried == [other.acceptance]
 
 
+def test_a_promise_is_over_what_the_same_luck_brings_without_it() -> None:
+    """It is 6% here. With the luck of the draft that was asked for it would be 15%, and five rounds are left for that."""
+    own, few = drafted(2, 2, asked=1), drafted(2, 2)
+    left, spent = Trials(), Trials()
+    spent.spend((CREDIT_ROUNDS + 3.0) * STEP_S)
+    costs = by_token(0.035)
+    assert [each.reason for each in choose([own, few], costs, left)] == ["cap", "probe"]
+    assert [each.reason for each in choose([own, few], costs, spent)] == ["cap", "off"]
+
+
 def test_good_luck_beside_a_request_with_its_own_depth_begins_nothing_either() -> None:
     own, few, many = drafted(4, asked=1), drafted(4), drafted(*[4] * 10)
     trials = Trials()

@@ -288,3 +288,25 @@ def test_a_draft_that_is_tried_for_its_promise_goes_on_for_one_round_if_it_did_n
 def test_for_what_it_promises_nothing_is_prefilled() -> None:
     unheld = replace(luck(2, 2), num_to_prefill=50, is_held=False)
     assert lengths(choose([unheld], dear(1.2), Trials())) == [0]
+
+
+def test_what_a_hub_prefills_begins_drafting_without_being_sure() -> None:
+    unheld = replace(luck(4), num_to_prefill=50, is_held=False)
+    trials = Trials()
+    assert choose([unheld], dear(0.8), trials) == [Choice(DraftBudget.chain(4), "cap")]
+    assert trials.was_drafting
+
+
+def test_apart_from_others_of_its_round_a_draft_begins_by_luck_and_is_not_tried_for_its_promise() -> None:
+    assert [each.reason for each in choose([luck(4)], dear(0.8), Trials(), num_others=1)] == ["off"]
+    together = replace(dear(0.8), steps=measured(dict.fromkeys((1, 2, 8), 2 * STEP_S)).steps)
+    assert [each.reason for each in choose([luck(4, 4)], together, Trials(), num_others=1)] == ["cap"]
+    assert lengths(choose([luck(2, 2)], dear(1.2), Trials(), num_others=1)) == [0]
+
+
+def test_a_draft_that_is_tried_for_its_promise_is_at_most_twice_as_deep_as_any_before() -> None:
+    costs = replace(measured(), rounds=RoundTimes())
+    for length in (1, 2) * 8:
+        costs.rounds.add(Round([length], 2 * STEP_S))
+    chosen = choose([luck(2, 2)], costs, Trials(), policy=LONG)
+    assert (lengths(chosen), chosen[0].reason) == ([4], "probe")

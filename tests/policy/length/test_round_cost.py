@@ -97,3 +97,9 @@ def test_a_hub_that_became_slower_is_known_to_be_after_some_rounds() -> None:
     for _ in range(48):
         times.add(Round([4], 0.12))
     assert times.cost.step_s > 0.02
+
+
+def test_what_is_caught_up_with_is_a_part_of_what_a_round_costs_at_most() -> None:
+    cost = RoundCost(0.1, 0.2, 0.01, deepest=2, caught_up_s=0.003, widest=1.0)
+    assert cost.at_most_of([1, 4], 100) == pytest.approx(cost.at_most(4, 5) + 0.3)
+    assert cost.at_most_of([2], 100) == pytest.approx(cost.seconds_of([2], 100))

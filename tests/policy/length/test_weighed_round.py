@@ -68,14 +68,20 @@ def test_the_cheapest_test_costs_least_as_a_trial_for_each_token_that_it_tests(
     assert cost_s(known.cheapest_test(tests, best)) == pytest.approx(min(map(cost_s, tests)))
 
 
+@pytest.mark.parametrize(("first", "tested"), [(0, 4), (2, 2)])
+def test_beside_drafts_that_pay_tokens_of_a_test_are_worth_less(first: int, tested: int) -> None:
+    known = weighed([sequence(0.88), sequence(0.6)], by_node(0.005, [1, 2, 3, 4]))
+    assert known.cheapest_test([[first, 2], [first, 4]], [first, 0]) == [first, tested]
+
+
 @pytest.mark.parametrize("num_errors", [-1.0, 1.5])
-@given(st.lists(st.integers(0, 4), max_size=60), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+@given(st.lists(st.integers(-1, 4), max_size=60), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
 def test_luck_moves_the_speed_of_drafts_in_its_direction_and_of_no_others(
     num_errors: float, accepted: list[int], first_rate: float, first_reach: float
 ) -> None:
     acceptance = Acceptance(first_rate, first_reach)
-    for each in accepted:
-        acceptance.add(4, each)
+    for each in accepted:  # -1: the draft ended after a first token, which was wrong
+        acceptance.add(4 if each >= 0 else 1, max(0, each), 4)
     batch = [SequenceSnapshot(max_remaining_tokens=99, acceptance=acceptance)]
     free = weighed(batch, measured(wait_s=0.0))
     known, lucky = (free.weigh([4], 0.0, num_errors=each).tokens_per_s for each in (0.0, num_errors))
@@ -104,3 +110,11 @@ def test_behind_which_path_a_draft_step_takes_as_long_as_it_saves(
     saved_s = rate / tokens_per_s  # by the step, if the path is right
     worth = num_nodes[2] / 3 * (node_s / num_sequences + token_s) / saved_s
     assert known.break_even([3] * num_sequences, tokens_per_s) == [pytest.approx(worth, rel=0.02)] * num_sequences
+
+
+def test_where_a_hub_takes_longer_for_each_token_its_tokens_are_not_shared() -> None:
+    costs = replace(measured(), rounds=RoundTimes())
+    for lengths in ([1], [2], [4], [1, 1], [2, 2], [4, 4]) * 6:
+        costs.rounds.add(Round(lengths, 0.02 * sum(lengths)))
+    worth = 0.02 * 15.0 / 0.8
+    assert weighed([sequence(0.8)] * 2, costs).break_even([3, 3], 15.0) == [pytest.approx(worth, rel=0.02)] * 2
