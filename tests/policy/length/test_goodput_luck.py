@@ -64,7 +64,7 @@ def test_luck_in_a_draft_that_a_request_asked_for_promises_nothing_to_others() -
 
 
 def test_a_promise_is_over_what_the_same_luck_brings_without_it() -> None:
-    """It is 6% here. With the luck of the draft that was asked for it would be 15%, and five rounds are left for that."""
+    """It is 6% here. The luck of the draft that was asked for would make it 15%, and five rounds are left for that."""
     own, few = drafted(2, 2, asked=1), drafted(2, 2)
     left, spent = Trials(), Trials()
     spent.spend((CREDIT_ROUNDS + 3.0) * STEP_S)
@@ -200,9 +200,9 @@ def test_whatever_is_known_each_sequence_gets_a_draft_that_fits_and_the_account_
             else:
                 assert choice.budget == OFF.budget
         drafting = [each.budget for each in chosen if each.budget.num_draft_tokens]
-        for each in drafting:
+        for given_budget in drafting:
             most = budget.p_min / len(drafting)
-            assert most * 0.5**MOST_HALVED <= each.p_min <= most or each.p_min == pytest.approx(most)
+            assert most * 0.5**MOST_HALVED <= given_budget.p_min <= most
         assert trials.allows(-1e9, 1.0)
         assert not trials.allows(1e9, 1.0)
         for each in batch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from weighing_toys import STEP_S, measured, sequence
 
@@ -75,6 +75,7 @@ def test_beside_drafts_that_pay_tokens_of_a_test_are_worth_less(first: int, test
 
 
 @pytest.mark.parametrize("num_errors", [-1.0, 1.5])
+@example([-1, 4] * 30, 0.8, 1.0)
 @given(st.lists(st.integers(-1, 4), max_size=60), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
 def test_luck_moves_the_speed_of_drafts_in_its_direction_and_of_no_others(
     num_errors: float, accepted: list[int], first_rate: float, first_reach: float
