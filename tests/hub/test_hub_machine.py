@@ -595,7 +595,7 @@ class LifeOfLikeBeginnings(Life):
 MIN_SEEDS, NUM_STEPS = 1_300, 30
 LIVES: dict[type[Life], int] = {
     Life: 200,
-    LifeAlongTheChain: 200,
+    LifeAlongTheChain: 300,
     LifeOfOutcomes: 300,
     LifeOfTrials: 120,
     LifeInTurns: 100,
