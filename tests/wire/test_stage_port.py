@@ -123,17 +123,15 @@ def test_a_target_whose_key_a_stage_does_not_know_any_more_says_so_and_comes_bac
         until(connection, lambda: connection.is_ready)
 
 
-def test_a_spare_whose_key_is_mended_later_is_connected(tmp_path: Path) -> None:
-    generate_keys(tmp_path)
-    path, own, context = tmp_path / "target.public", load_keys(tmp_path, "target"), Context()
-    key = path.read_bytes()
-    path.unlink()
-    with closing(StagePort("127.0.0.1", 0, load_keys(tmp_path, "stage"), False, AuditLog.off())) as port:
+def connects_once_mended(folder: Path, public: Path, key: bytes, why: str) -> None:
+    """A target is refused for this reason by a stage with keys, and connected once the public key is there."""
+    own, context = load_keys(folder, "target"), Context()
+    with closing(StagePort("127.0.0.1", 0, load_keys(folder, "stage"), False, AuditLog.off())) as port:
         connection = StageConnection(context, f"tcp://127.0.0.1:{port.port}", own, False, 2.0, "the target")
         try:
-            with pytest.raises(ConfigError, match="does not know the key of the target"):
+            with pytest.raises(ConfigError, match=why):
                 until(connection, lambda: connection.is_ready)
-            path.write_bytes(key)
+            public.write_bytes(key)
             limit_s = time.monotonic() + LIMIT_S
             while not connection.is_ready:
                 assert time.monotonic() < limit_s
@@ -143,29 +141,23 @@ def test_a_spare_whose_key_is_mended_later_is_connected(tmp_path: Path) -> None:
         finally:
             connection.close()
             context.term()
+
+
+def test_a_spare_whose_key_is_mended_later_is_connected(tmp_path: Path) -> None:
+    generate_keys(tmp_path)
+    public = tmp_path / "target.public"
+    key = public.read_bytes()
+    public.unlink()
+    connects_once_mended(tmp_path, public, key, "does not know the key of the target")
 
 
 def test_a_stage_is_connected_once_its_own_public_key_is_there(tmp_path: Path) -> None:
     """It was another one for a while, as when stages get a new pair."""
     generate_keys(tmp_path)
-    path, own, context = tmp_path / "stage.public", load_keys(tmp_path, "target"), Context()
-    key = path.read_bytes()
-    shutil.copy(tmp_path / "hub.public", path)
-    with closing(StagePort("127.0.0.1", 0, load_keys(tmp_path, "stage"), False, AuditLog.off())) as port:
-        connection = StageConnection(context, f"tcp://127.0.0.1:{port.port}", own, False, 2.0, "the target")
-        try:
-            with pytest.raises(ConfigError, match="belong to another stage"):
-                until(connection, lambda: connection.is_ready)
-            path.write_bytes(key)
-            limit_s = time.monotonic() + LIMIT_S
-            while not connection.is_ready:
-                assert time.monotonic() < limit_s
-                time.sleep(0.01)
-                with suppress(ConfigError):
-                    connection.check()
-        finally:
-            connection.close()
-            context.term()
+    public = tmp_path / "stage.public"
+    key = public.read_bytes()
+    shutil.copy(tmp_path / "hub.public", public)
+    connects_once_mended(tmp_path, public, key, "belong to another stage")
 
 
 def test_a_link_as_far_as_a_satellite_takes_keys(tmp_path: Path) -> None:

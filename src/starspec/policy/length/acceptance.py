@@ -66,8 +66,10 @@ class Acceptance:
 
     @property
     def error(self) -> float:
-        """Standard error of the rate of all sequences, by the number of tokens that were tested. How much sequences
-        differ is not in it."""
+        """Standard error of the rate of all sequences, by the number of tokens that were tested.
+
+        It leaves out how much sequences differ.
+        """
         if self._usual is not None:
             return self._usual.error
         return sqrt(self.rate * (1.0 - self.rate) / (1.0 + self._accepted.num_trials))

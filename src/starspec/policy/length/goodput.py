@@ -29,7 +29,7 @@ HOPED_ERRORS: Final = 1.5  # standard errors by which acceptance may be higher t
 SURE_ERRORS: Final = 1.0  # ... and by which it may be lower, to begin drafting
 PLAIN_EVERY: Final = 64  # rounds, after which the time of a plain round is not known any more
 PROBE_STEPS: Final = 2
-MOST_HALVED: Final = 4  # times, of the probability at which drafts end: less would say that the draft knows itself
+MOST_HALVED: Final = 4  # times that the probability at which drafts end is halved: drafts misjudge unlikely paths
 MAX_DEFERRED: Final = 4  # rounds in a row for which prompts wait for the measurement of a plain round
 
 
@@ -87,10 +87,10 @@ class _Decision:
         return Choice(budget, "probe" if index in self._tried else "cap" if length == most else "cost")
 
     def _doubting(self, choices: Sequence[Choice], lengths: Sequence[int]) -> list[Choice]:
-        """The choices, each of which ends where its next draft step would cost more than it brings.
+        """The choices. Each draft ends where its next step would take longer than its token saves.
 
-        That is at most as early as configured, where sequences share a draft step: what is worth little to one of them
-        may be worth it to all.
+        `p_min`, divided by the number of sequences that draft, is the highest limit: they share a draft step, so what
+        is worth little to one of them may be worth it to all.
         """
         most = self._round.budget.p_min / sum(map(bool, lengths))
         limits = [_halved(most, worth) for worth in self._round.break_even(lengths, self._tokens_per_s)]
@@ -252,10 +252,12 @@ class _Decision:
         return True
 
     def _promised(self, limits: Sequence[int], chosen: ChosenLengths) -> list[int] | None:
-        """Lengths that would pay if more were accepted than it seems, by HOPED_ERRORS, if they may be tried.
+        """Lengths that would pay if acceptance were higher by HOPED_ERRORS, if they may be tried.
 
-        Otherwise a few rejected tokens in the first drafts would end drafting for long. It goes on in the next round if
-        no draft has come.
+        Without such trials, a few rejected tokens in the first drafts would end drafting for long. A trial goes on in
+        the next round if no draft has come.
+
+        Returns: None if none may be tried now.
 
         Effects: if they may be tried, spends what they are expected to cost.
         """
