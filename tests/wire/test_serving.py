@@ -45,7 +45,6 @@ from starspec.wire.messages import (
 from starspec.wire.transports import serving_client, sockets
 from starspec.wire.transports.serving_client import PROBE_SILENCE_MS, READ_BYTES, ServingClient
 from starspec.wire.transports.serving_server import MAX_FRAMES, ServingServer
-from starspec.wire.transports.sockets import RECEIVE_HIGH_WATER
 
 SPEC = RequestSpec(prompt_token_ids=[1, 2, 3], sampling=SamplingSpec(), max_tokens=4)
 SUBMIT = Submit(RequestId("r"), SPEC)
@@ -399,7 +398,7 @@ CHURNING_S = 2.0
 
 def _churn(port: int, is_over: threading.Event, num_begun: list[int]) -> None:
     """Begin connections that bring a full queue of multiparts of a thousand frames, and break off."""
-    multiparts = (b"\x01\x01x" * 999 + b"\x00\x01x") * RECEIVE_HIGH_WATER
+    multiparts = (b"\x01\x01x" * 999 + b"\x00\x01x") * 32
     while not is_over.is_set():
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as connection:
             connection.settimeout(0.2)

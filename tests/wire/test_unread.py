@@ -20,6 +20,7 @@ from starspec.audit import AuditLog
 from starspec.errors import PeerLost
 from starspec.gateway.hub_status import HubStatusClient
 from starspec.ids import LinkId, PipeEpoch, RequestId, Tag
+from starspec.policy.peer_limits import MAX_BACKLOG, UNIT_BYTES
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode, size_of
 from starspec.wire.messages import (
     PROTOCOL_VERSION,
@@ -37,12 +38,12 @@ from starspec.wire.messages import (
 )
 from starspec.wire.transports import target_sockets, tcp_state, unread
 from starspec.wire.transports.base import Left
+from starspec.wire.transports.hub_outbox import WINDOW_BYTES
 from starspec.wire.transports.serving_client import ServingClient
 from starspec.wire.transports.serving_server import ServingServer
 from starspec.wire.transports.sockets import (
     HEARTBEAT_MS,
     MAX_MULTIPART_BYTES,
-    RECEIVE_HIGH_WATER,
     Context,
     bind,
     make_socket,
@@ -51,7 +52,7 @@ from starspec.wire.transports.sockets import (
 )
 from starspec.wire.transports.stage_connection import StageConnection
 from starspec.wire.transports.stage_port import StagePort
-from starspec.wire.transports.unread_guard import UnreadMonitor
+from starspec.wire.transports.unread_guard import LOOK_S, UnreadMonitor
 from starspec.wire.transports.unsent import MAX_UNSENT_BYTES, STEP_BYTES
 
 pytestmark = pytest.mark.system
@@ -65,12 +66,6 @@ def server() -> Iterator[ServingServer]:
     server = ServingServer("127.0.0.1", 0)
     yield server
     server.close()
-
-
-@pytest.fixture
-def dealer() -> Iterator[zmq.Socket]:
-    with zmq.Context() as context, make_socket(context, zmq.DEALER, MAX_FRAME_BYTES) as dealer:
-        yield dealer
 
 
 @pytest.fixture
@@ -107,7 +102,7 @@ def test_the_public_port_ends_a_connection_with_more_than_one_frame_at_once(star
     hub = star.hub()
     honest = star.connected(hub.endpoint)
     with HandMade.to(int(hub.endpoint.rsplit(":", 1)[1])) as flooding:
-        flooding.socket.sendall((b"\x01\x01x" * 999 + b"\x00\x01x") * RECEIVE_HIGH_WATER)
+        flooding.socket.sendall((b"\x01\x01x" * 999 + b"\x00\x01x") * 32)
         end_s = time.monotonic() + PATIENCE_S
         while is_open(flooding):
             assert time.monotonic() < end_s
@@ -178,18 +173,46 @@ async def test_a_gateway_ends_the_connections_to_a_target_whose_multiparts_never
         assert client.num_frames_rejected >= 2
 
 
+TINY = b"\x00\x01x"  # a multipart
+PING = b"\x04\x07\x04PING\x00\x64"  # a heartbeat
+
+
+def break_off(peer: HandMade) -> None:
+    """Reset the connection."""
+    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, tcp_state.RESET)
+    peer.socket.close()
+
+
+@pytest.mark.parametrize("num_bytes", [0, MAX_FRAME_BYTES], ids=["tiny", "long"])
+def test_a_peer_that_brings_much_and_a_heartbeat_and_breaks_off_does_not_end_its_server(num_bytes: int) -> None:
+    """If the server's queue had a bound, libzmq 4.3.5 would abort the process when the queue is read."""
+    with zmq.Context() as context, make_socket(context, zmq.ROUTER, MAX_FRAME_BYTES) as router:
+        port = bind(router, "127.0.0.1", 0, "the test")
+        frame = b"\x02" + struct.pack(">Q", num_bytes) + bytes(num_bytes)
+        for is_reset in (True, False):
+            peer = HandMade.to(port)
+            peer.socket.sendall(frame * 40 + TINY * 20_000 + PING + TINY * 5)
+            time.sleep(QUIET_S)
+            break_off(peer) if is_reset else peer.socket.close()
+            time.sleep(QUIET_S)
+            while router.poll(int(QUIET_S * 1000)):
+                router.recv_multipart()
+        with HandMade.to(port) as honest:
+            honest.send(b"hello")
+            assert router.poll(int(PATIENCE_S * 1000))
+
+
 async def test_a_target_that_fills_a_queue_and_breaks_off_does_not_end_the_gateway(listener: socket.socket) -> None:
-    """In libzmq 4.3.5, the next heartbeat then aborts the process."""
+    """If the queue had a bound, libzmq 4.3.5 would abort the process at the next heartbeat."""
     client = ServingClient(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
     listening = asyncio.create_task(client.receive())
     with contextlib.closing(client):
         peers = [await asyncio.to_thread(accept, listener) for _ in range(2)]  # for messages, and for heartbeats
         for peer in peers:
-            peer.socket.sendall(b"\x00\x01x" * 4 * RECEIVE_HIGH_WATER)
+            peer.socket.sendall(TINY * 20_000 + PING)
         time.sleep(QUIET_S)  # noqa: ASYNC251 (the gateway is busy, and reads nothing)
         for peer in peers:
-            peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, tcp_state.RESET)
-            peer.socket.close()
+            break_off(peer)
         time.sleep(QUIET_S)  # noqa: ASYNC251
         with pytest.raises(PeerLost):
             await asyncio.wait_for(listening, PATIENCE_S)
@@ -238,23 +261,7 @@ def _kernel() -> int:
     return sum(map(_largest, ("/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem")))
 
 
-MOST_UNSENT = MAX_UNSENT_BYTES + STEP_BYTES + _kernel() + (RECEIVE_HIGH_WATER + 3) * 500_000
-
-
-def test_of_large_frames_that_nobody_reads_few_are_accepted_and_none_is_lost(dealer) -> None:
-    with zmq.Context() as context, make_socket(context, zmq.ROUTER, MAX_FRAME_BYTES) as router:
-        port = bind(router, "127.0.0.1", 0, "the test")
-        dealer.sndhwm, dealer.sndtimeo = 1, 300
-        dealer.connect(f"tcp://127.0.0.1:{port}")
-        num_accepted = 0
-        with contextlib.suppress(zmq.Again):
-            while num_accepted < 500:
-                dealer.send(b"%d" % num_accepted + bytes(LARGE))
-                num_accepted += 1
-        assert num_accepted <= RECEIVE_HIGH_WATER + _kernel() // LARGE + 3
-        for number in range(num_accepted):
-            assert router.poll(int(PATIENCE_S * 1000))
-            assert router.recv_multipart()[1] == b"%d" % number + bytes(LARGE)
+MOST_UNSENT = MAX_UNSENT_BYTES + STEP_BYTES + _kernel() + 500_000
 
 
 LONG = "x" * 500_000
@@ -351,11 +358,75 @@ def test_features_far_beyond_the_queue_arrive_in_order_and_cost_no_link(star) ->
     assert target.num_dropped == 0
 
 
+def test_what_a_hub_does_not_take_waits_at_its_target_and_then_arrives(star) -> None:
+    hub = star.hub()
+    target = star.connected(hub.endpoint)
+    many = [Features(Tag(1), start, 1, os.urandom(MAX_FRAME_BYTES // 2)) for start in range(240)]
+    with hub.computing():
+        target.send(many)
+        until_s = time.monotonic() + 20 * LOOK_S
+        while time.monotonic() < until_s:
+            assert target.receive(0.01) == []
+        waiting = sum(map(len, target._outbox._waiting))
+        held = 2 * MAX_BACKLOG * UNIT_BYTES + 4 * STEP_BYTES  # by the hub, which reads twice as much at most
+        assert waiting > MAX_FRAME_BYTES // 2 * len(many) - WINDOW_BYTES - held
+    star.until(lambda: target.receive(0.01) or len(hub.messages_of("t")) > len(many))
+    assert [each for each in hub.messages_of("t") if isinstance(each, Features)] == many
+    assert target.num_connects == 1
+
+
+def bound_monitor(router: zmq.Socket) -> UnreadMonitor:
+    router.bind("tcp://127.0.0.1:*")
+    return UnreadMonitor(router)
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_what_was_read_is_counted_to_the_byte(is_encrypted: bool) -> None:
+    """So a reader that never catches up, since others send much, takes no honest peer for one that floods."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as dealer:
+        router.linger = dealer.linger = 0
+        if is_encrypted:
+            dealer.curve_serverkey, router.curve_secretkey = zmq.curve_keypair()
+            dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+            router.curve_server = True
+        watch = bound_monitor(router)
+        dealer.connect(f"tcp://127.0.0.1:{port_of(router)}")
+
+        def num_unread() -> int:
+            watch.look()
+            [connection] = watch.unread._connections.values()
+            return connection.came - connection.read
+
+        def read(frames: list[bytes]) -> None:
+            dealer.send_multipart(frames)
+            _, first, *rest = router.recv_multipart(copy=False)
+            watch.unread.hear(first, rest)
+
+        read([b"hello"])
+        handshake = num_unread()
+        for size in (0, 1, 221, 222, 223, 254, 255, 256, 70_000):
+            read([bytes(size), b"", bytes(2 * size)])
+            assert num_unread() == handshake
+        watch.stop()
+
+
+def test_a_peer_of_which_little_is_read_is_ended(crowd: Crowd, little: int) -> None:
+    flooding, until_s = crowd.come(), time.monotonic() + PATIENCE_S
+    crowd.say(flooding)
+    flooding.socket.settimeout(0.01)
+    num_cut = 0
+    while not num_cut:
+        assert time.monotonic() < until_s
+        with contextlib.suppress(OSError):  # it is full, or broken
+            flooding.socket.sendall(TINY * 20_000)
+        num_cut = crowd.hear()
+
+
 def test_a_descriptor_that_leads_elsewhere_is_not_touched(monkeypatch) -> None:
     monkeypatch.setattr(unread, "MAX_UNREAD_BYTES", -1)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router, contextlib.ExitStack() as stack:
         router.bind("tcp://127.0.0.1:*")
-        watch = unread.Unread(port_of(router))
+        watch = unread.Unread(port_of(router), is_encrypted=False)
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         stranger = stack.enter_context(socket.create_connection(listener.getsockname()))
         accepted = stack.enter_context(contextlib.closing(listener.accept()[0]))
@@ -410,9 +481,13 @@ class Crowd:
     def say(self, peer: HandMade) -> None:
         """The server reads a message of this peer."""
         peer.send(b"hello")
+        self.hear()
+
+    def hear(self) -> int:
+        """The server reads a message, and looks. Returns: connections that were ended."""
         assert self.router.poll(int(PATIENCE_S * 1000))
         self.monitor.unread.hear(self.router.recv_multipart(copy=False)[1])
-        self.monitor.look()
+        return self.monitor.look()
 
 
 @pytest.fixture

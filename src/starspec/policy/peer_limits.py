@@ -4,12 +4,12 @@ Most frames of a peer are answers: a hub sends a proposal for each verdict, a ta
 peer may send what it was asked for, and some frames more each second. A peer that sends more than that is broken or
 hostile, however fast both ends are.
 
-The hub stops reading a target that sends too much, or faster than the hub takes it in. That target's socket then slows
-it down, and others do not wait for it.
+The hub stops reading a target that sends too much, or faster than the hub takes it in. An honest target then sends no
+more until the hub has read (`wire/transports/hub_outbox.py`), and others do not wait for it.
 
 A target cannot stop reading one gateway: a ROUTER socket hands over one multipart of each in turn. What a gateway sends
-beyond its share waits undecoded, and is dropped where too much of it or of its owner's waits. Reading has a rate, too,
-so that a flood that is dropped does not take the machine.
+beyond its share waits undecoded, and is dropped where too much of it or of its owner's waits; one of which much is
+dropped loses its connection. Reading has a rate, too, so that a flood that is dropped does not take the machine.
 
 The rate limit of a target is an allowance of draft tokens, none of which it was asked for.
 """
@@ -41,7 +41,9 @@ BAD_WORK: Final = 16.0  # units of a frame that is not a valid message, besides 
 MAX_HELD_WORK: Final = 32768.0  # units of all gateways that wait at a target: 128 MiB
 STAGE_PER_S: Final = 8000.0  # units that a stage may send to its coordinator; beyond them it is left alone for a while
 STAGE_BURST: Final = 8192.0  # two answers that are as large as a frame may be
-READ_PER_S: Final = 65536.0  # units of all gateways that a target reads, 256 MiB; the rest waits at its senders
+EXCESS_PER_S: Final = 64.0  # frames of a gateway for which there is no room; beyond them its connection ends
+EXCESS_BURST: Final = 256.0
+READ_PER_S: Final = 65536.0  # units of all gateways that a target reads, 256 MiB; the rest waits, and counts as unread
 READ_UNITS: Final = 16384.0  # of them at once
 READ_FRAMES: Final = 2048  # of gateways that a target reads between two steps: to drop one takes some microseconds
 RATE_BURST_S: Final = 1.0  # a target with a rate limit may save up the draft tokens of so many seconds

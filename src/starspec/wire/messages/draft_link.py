@@ -271,7 +271,8 @@ class Reopen(Message, frozen=True):
 class Ping(Message, frozen=True):
     """target -> hub: keep-alive. The hub's transport answers at once, even while the hub computes.
 
-    Sequence 0 is for the transports: it attaches the link, renews the lease and is not passed on to the hub.
+    Sequence 0 is for the transports: it attaches the link, renews the lease, asks how far the hub has read, and is not
+    passed on to the hub.
     """
 
     sequence: Count

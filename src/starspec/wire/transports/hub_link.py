@@ -19,6 +19,7 @@ from starspec.policy.peer_limits import (
     WORK_PER_S,
     Allowance,
     share_of_work,
+    should_pause,
     spared_by_features,
     work_of,
 )
@@ -27,11 +28,14 @@ from starspec.wire.keys import NamedKey
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import Fault, Features, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
 from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
+from starspec.wire.transports.hub_outbox import WINDOW_BYTES
 from starspec.wire.transports.sockets import GOODBYE_MS, LOST, Socket, name_of, receive_at_most
+from starspec.wire.transports.unread import Limits
 from starspec.wire.transports.unread_guard import MAX_OWN_CONNECTIONS, UnreadMonitor
 from starspec.wire.transports.unsent import Unsent
 
 ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port
+TARGET_LIMITS: Final = Limits(whole=3 * WINDOW_BYTES // 2)  # of what is not read: an honest one stays within the window
 READ_BURST: Final = 64  # multiparts of one target before the next target is read
 
 log = structlog.get_logger()
@@ -80,7 +84,7 @@ class HubLink:
         self.used_at = now  # when the target opened a tag to get drafts, or got some, last
         self._allowance = Allowance(WORK_PER_S, WORK_BURST)
         self.has_sent_too_much = False  # more than its allowance, when it was read last
-        self._monitor = UnreadMonitor(socket, LOST, most=MAX_OWN_CONNECTIONS)
+        self._monitor = UnreadMonitor(socket, LOST, most=MAX_OWN_CONNECTIONS, limits=TARGET_LIMITS)
         self._name = terms.link_id.encode()  # what only the target knows
         self._peer: bytes | None = None  # its connection, once something came over it
         self._decoder: Decoder[TargetToHub] = Decoder(TargetToHub, hello.vocab_size, max_len=max_len)
@@ -96,12 +100,18 @@ class HubLink:
         self._welcome = self._link.send(terms)
 
     def read(self, now: float) -> list[Arrival]:
-        """Read what has arrived, at most READ_BURST multiparts. Effects: may end the link (`left`)."""
+        """Read what has arrived, at most READ_BURST multiparts, or until they are much for the hub.
+
+        Effects: may end the link (`left`).
+        """
         arrivals: list[Arrival] = []
+        backlog = 0
         for _ in range(READ_BURST):
+            num_before = len(arrivals)
             try:
                 peer, frames = self._read_one()
             except zmq.Again:
+                self._monitor.unread.note_empty()
                 break
             try:
                 self._check_peer(peer)
@@ -114,9 +124,10 @@ class HubLink:
                 self._reject(peer, error, now)
             if peer == self._peer:
                 self.has_sent_too_much = not self._allowance.take(work, now)
-            if self.left is not None or self.has_sent_too_much:
+            backlog += sum(each.backlog for each in arrivals[num_before:])
+            if self.left is not None or should_pause(backlog, has_sent_too_much=self.has_sent_too_much):
                 break
-        self.num_queued += sum(each.backlog for each in arrivals)
+        self.num_queued += backlog
         return arrivals
 
     def write(self, frames: Sequence[bytes], num_drafts: int, now: float) -> bool:
@@ -202,14 +213,15 @@ class HubLink:
         Effects: the first connection of a peer with the link's name is the target's.
         """
         sender, frames, num_beyond = receive_at_most(self.socket, MAX_MESSAGES)
-        self._monitor.unread.hear(frames[0])
+        if self._peer is None and name_of(frames[0]) == self._name:
+            self._peer = sender.bytes
+        if sender.bytes == self._peer:  # another one stays a newcomer, whatever it says
+            self._monitor.unread.hear(frames[0], frames[1:])
         if num_beyond:
             self._monitor.unread.bar(sender.bytes, frames[0])
             self._shut_behind(frames[0])
             self._stats.num_frames_rejected += 1
             return sender.bytes, []
-        if self._peer is None and name_of(frames[0]) == self._name:
-            self._peer = sender.bytes
         return sender.bytes, [frame.bytes for frame in frames]
 
     def _accept(self, message: TargetToHub, now: float, arrivals: list[Arrival]) -> None:

@@ -37,6 +37,7 @@ from starspec.wire.messages import (
 from starspec.wire.transports.base import Admit, HubTransportStats, Report
 from starspec.wire.transports.hub_link import READ_BURST, HubLink
 from starspec.wire.transports.sockets import Context, Socket, bind, make_socket, receive_at_most
+from starspec.wire.transports.unread import NEWCOMER_BYTES, Limits
 from starspec.wire.transports.unread_guard import UnreadMonitor
 
 
@@ -122,7 +123,7 @@ class PublicPort:
         chance: random.Random | None = None,
     ) -> None:
         self.socket = socket
-        self._monitor = UnreadMonitor(socket)
+        self._monitor = UnreadMonitor(socket, limits=Limits(whole=NEWCOMER_BYTES))
         self._ports = ports
         self._admit = admit
         self._report = report
@@ -148,9 +149,10 @@ class PublicPort:
             try:
                 first, [frame], num_beyond = receive_at_most(self.socket, 1)
             except zmq.Again:
+                self._monitor.unread.note_empty()
                 break
             sender = self._sender(first)
-            self._monitor.unread.hear(frame, sender.owner)
+            self._monitor.unread.hear(frame, owner=sender.owner)
             if num_beyond:
                 self._monitor.unread.bar(sender.peer, frame)
                 self._doorkeeper.shut_behind(frame)

@@ -49,7 +49,6 @@ PROBE_INTERVAL_MS: Final = 300
 PROBE_SILENCE_MS: Final = 1000  # with the interval, a target that stops answering is known within 1.3 s
 READ_BURST: Final = 256  # multiparts read and decoded at once; a target of this version sends one frame in each
 READ_BYTES: Final = 128 * 1024  # behind which no further one is: decoding a frame of the longest takes some 10 ms
-WAITING: Final = 1024  # multiparts that arrived and were not read; beyond them the target has to wait
 
 log = structlog.get_logger()
 
@@ -88,9 +87,7 @@ class ServingClient:
         self._target_key = b"" if keys is None else keys.public_key_of("target")
         self._context = zmq.asyncio.Context()
         self._socket = set_limits(self._context.socket(zmq.DEALER), MAX_FRAME_BYTES)
-        # A gateway that falls behind must slow its targets down. So this queue is short, and then it may send no
-        # heartbeats: see `set_limits`.
-        self._socket.rcvhwm, self._socket.heartbeat_ivl = WAITING, 0
+        self._socket.heartbeat_ivl = 0  # else a target that is suspended for a while would lose its requests
         self._socket.immediate = (
             0  # else libzmq drops messages that arrived before the connection ended; see `_reconnect`
         )
@@ -100,7 +97,9 @@ class ServingClient:
             socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS
             if keys is not None:
                 keys.secure_client(socket, self._target_key)
-        self._unread = Unread(int(endpoint.rpartition(":")[2]), is_client=True)  # of both
+        self._unread = Unread(  # of both
+            int(endpoint.rpartition(":")[2]), is_encrypted=keys is not None, is_client=True
+        )
         self._looking: asyncio.TimerHandle | None = None
         events = BEGUN | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         self._monitor = self._socket.get_monitor_socket(events | HANDSHAKE_FAILED)
@@ -200,7 +199,7 @@ class ServingClient:
         """Decode what has arrived, up to a limit. Returns: how many bytes; 0 = nothing has."""
         num_bytes = 0
         for multipart in _waiting(self._socket, READ_BURST):
-            self._unread.hear(multipart[0])
+            self._unread.hear(multipart[0], multipart[1:])
             frames = [frame.bytes for frame in multipart]
             num_bytes += 1 + sum(map(len, frames))
             try:
@@ -212,6 +211,8 @@ class ServingClient:
                 self._log_limit.log(log.warning, event, endpoint=self.endpoint, why=str(error))
             if num_bytes > READ_BYTES:
                 break
+        if not num_bytes:
+            self._unread.note_empty()
         return num_bytes
 
     def _notice(self) -> None:
@@ -247,12 +248,12 @@ class ServingClient:
 
     def _look(self) -> None:
         """End connections on which too much has come that was never whole, or whose target is silent; until `close`."""
-        self.num_frames_rejected += self._unread.look()
-        now = self._clock()
+        num_cut, now = self._unread.look(), self._clock()
+        self.num_frames_rejected += num_cut
         if self.is_answering or not self.is_connected:
             self._answered_s = now
-        elif now - self._answered_s > SILENCE_S:
-            self._break()
+        if num_cut or now - self._answered_s > SILENCE_S:
+            self._break()  # also frees what is not read
         self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _break(self) -> None:

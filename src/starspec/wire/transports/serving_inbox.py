@@ -13,7 +13,15 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from starspec.ids import PeerId
-from starspec.policy.peer_limits import SERVING_BURST, SERVING_PER_S, Allowance, has_room_for, work_of
+from starspec.policy.peer_limits import (
+    EXCESS_BURST,
+    EXCESS_PER_S,
+    SERVING_BURST,
+    SERVING_PER_S,
+    Allowance,
+    has_room_for,
+    work_of,
+)
 from starspec.wire.keys import NO_KEY, NamedKey
 from starspec.wire.transports.unsent import Unsent
 
@@ -58,6 +66,7 @@ class _Gateway:
         self.num_held = 0.0  # units of `frames`
         self.fd = -1  # of the connection over which the last frames came
         self.unsent: Final = Unsent()
+        self.excess: Final = Allowance(EXCESS_PER_S, EXCESS_BURST)  # frames for which there was no room
         self.is_barred = False
 
     def hold(self, num_units: float) -> None:
@@ -112,12 +121,19 @@ class ServingInbox:
         """Nothing more of a known peer may wait."""
         self._gateways[peer].is_barred = True
 
+    def is_barred(self, peer: PeerId) -> bool:
+        """Whether nothing more of this peer is taken."""
+        gateway = self._gateways.get(peer)
+        return gateway is not None and gateway.is_barred
+
     def has_room(self, peer: PeerId, num_units: float) -> bool:
         """Whether so much more of a known peer may wait."""
         gateway = self._gateways[peer]
-        return not gateway.is_barred and has_room_for(
-            num_units, gateway.num_held, gateway.owner.num_held, self._num_held
-        )
+        return has_room_for(num_units, gateway.num_held, gateway.owner.num_held, self._num_held)
+
+    def may_exceed(self, peer: PeerId, num_frames: int, now: float) -> bool:
+        """There is no room for so many frames of a known peer. Returns: whether that may happen, now and then."""
+        return self._gateways[peer].excess.take(num_frames, now)
 
     def put(self, peer: PeerId, frames: Sequence[bytes]) -> None:
         """Let these frames of a known peer wait."""

@@ -33,13 +33,13 @@ from starspec.wire.messages import (
 from starspec.wire.messages.base import RequestName
 from starspec.wire.transports.server_socket import ServerSocket
 from starspec.wire.transports.serving_inbox import ServingInbox
-from starspec.wire.transports.sockets import RECEIVE_HIGH_WATER, Socket, receive_at_most
+from starspec.wire.transports.sockets import Socket, receive_at_most
 from starspec.wire.transports.unread import Limits
 
-READ_BURST: Final = 256  # multiparts read before the engine goes on
 MAX_FRAMES: Final = 64  # of one multipart: a gateway sends one frame in each
-GATEWAY_LIMITS: Final = Limits(whole=(RECEIVE_HIGH_WATER + 2) * MAX_FRAME_BYTES)  # of what is not read yet
-DRAINED_PER_UNIT: Final = 8  # frames beyond them: to read one and drop it takes half a microsecond
+GATEWAY_LIMITS: Final = Limits(whole=34 * 2**20)  # of what is not read yet: long prompts that come during a step
+READ_COST, DRAIN_COST = 2.0, 0.5  # of READ_FRAMES: what a multipart takes at least, and one that is dropped unseen
+DRAINED_PER_UNIT: Final = 8  # frames of one that floods: to read one and drop it takes half a microsecond
 FLOODED_WAIT_S: Final = 0.01  # when more came than is read
 
 log = structlog.get_logger()
@@ -166,36 +166,47 @@ class ServingServer:
 
     def _read(self, now: float) -> None:
         """Let what has arrived wait, as far as there is room. ZeroMQ hands over one multipart of each peer in turn."""
-        num_left = READ_FRAMES
-        for _ in range(READ_BURST):
-            if num_left <= 0 or not self._reading.has_units(now):
-                return
+        num_left = float(READ_FRAMES)
+        while num_left > 0 and self._reading.has_units(now):
             try:
                 sender, frames, num_beyond = receive_at_most(self._server.socket, MAX_FRAMES)
             except zmq.Again:
+                self._server.unread.note_empty()
                 return
             peer = PeerId(sender.bytes)
-            num_left -= len(frames) + num_beyond // DRAINED_PER_UNIT
-            self._reading.take(work_of(frames) + num_beyond / DRAINED_PER_UNIT, now)
-            if not self._inbox.knows(peer):
-                self._greet(peer, frames[0])
-            fd = self._server.unread.hear(frames[0], self._inbox.owner_of(peer))
-            self._inbox.note_connection(peer, fd)
-            if num_beyond:
-                self._end(peer, frames[0])
+            if self._inbox.is_barred(peer):
                 self._num_rejected += len(frames) + num_beyond
-            elif not self._may_talk(peer):
-                self._server.unread.bar(peer, frames[0])  # it comes again, and is refused at the door
-            elif self._inbox.has_room(peer, work_of(frames)):
-                self._inbox.put(peer, [frame.bytes for frame in frames])
+                cost = (len(frames) + num_beyond) / DRAINED_PER_UNIT
+                self._reading.take(cost, now)
+                num_left -= max(DRAIN_COST, cost)
             else:
-                self._num_rejected += len(frames)
+                self._reading.take(work_of(frames) + num_beyond / DRAINED_PER_UNIT, now)
+                num_left -= max(READ_COST, len(frames) + num_beyond / DRAINED_PER_UNIT)
+                self._put(peer, frames, num_beyond, now)
 
-    def _end(self, peer: PeerId, frame: zmq.Frame) -> None:
-        """End a connection that sends too many frames at once, take nothing more of it, and shut the door behind it."""
+    def _put(self, peer: PeerId, frames: list[zmq.Frame], num_beyond: int, now: float) -> None:
+        """Let one multipart wait, or end its connection."""
+        if not self._inbox.knows(peer):
+            self._greet(peer, frames[0])
+        fd = self._server.unread.hear(frames[0], frames[1:], self._inbox.owner_of(peer))
+        self._inbox.note_connection(peer, fd)
+        if num_beyond:
+            self._num_rejected += len(frames) + num_beyond
+            self._end(peer, frames[0], "too many frames at once")
+        elif not self._may_talk(peer):
+            self._server.unread.bar(peer, frames[0])  # it comes again, and is refused at the door
+        elif self._inbox.has_room(peer, work_of(frames)):
+            self._inbox.put(peer, [frame.bytes for frame in frames])
+        else:
+            self._num_rejected += len(frames)
+            if not self._inbox.may_exceed(peer, len(frames), now):
+                self._end(peer, frames[0], "far more than may wait")
+
+    def _end(self, peer: PeerId, frame: zmq.Frame, why: str) -> None:
+        """End a connection that floods, take nothing more of it, and shut the door behind it."""
         self._inbox.bar(peer)
         if self._server.shut_out(peer, frame):
-            self._log_limit.log(log.warning, "a connection is ended: too many frames at once", peer=peer.hex())
+            self._log_limit.log(log.warning, f"a connection is ended: {why}", peer=peer.hex())
 
     def _greet(self, peer: PeerId, frame: zmq.Frame) -> None:
         """The first frame of a connection has come."""

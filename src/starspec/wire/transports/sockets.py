@@ -21,10 +21,6 @@ S = TypeVar("S", bound=zmq.Socket[Any])
 
 HIGH_WATER: Final = 512  # multiparts queued to be sent by a DEALER
 SERVER_HIGH_WATER: Final = 16384  # frames queued for one peer of a ROUTER; `unsent.py` bounds their bytes
-# Multiparts that arrived over one connection of a ROUTER and were not read. At the bound ZeroMQ reads no further, so
-# what is sent waits at its sender; if that lasts as long as HEARTBEAT_TIMEOUT_MS, no heartbeat is answered and the
-# connection ends.
-RECEIVE_HIGH_WATER: Final = 32
 MAX_MULTIPART_BYTES: Final = 2 * 2**20  # that an honest peer sends at once, if it has more than one frame
 HEARTBEAT_MS: Final = 500  # ZMTP ping of an idle connection
 HEARTBEAT_TIMEOUT_MS: Final = 2000  # a connection silent for longer is dropped: a stopped or unplugged peer
@@ -51,25 +47,28 @@ def make_socket(context: Context, kind: int, max_frame_bytes: int) -> Socket:
 def set_limits(socket: S, max_frame_bytes: int) -> S:
     """Set limits so that a ROUTER or DEALER socket never blocks, queues or waits without bound.
 
-    Only DEALERs send heartbeats, and each tells the ROUTER its timeout. A socket that sends heartbeats aborts its
-    process in libzmq 4.3.5 if a connection fills its queue of what arrived and then breaks (libzmq issue 4364). So a
-    DEALER's queue has no bound in multiparts; `unread.py` bounds its bytes. A ROUTER sends none.
+    A queue of what arrived has no bound in multiparts: `unread.py` bounds its bytes. At such a bound libzmq 4.3.5 stops
+    to read the connection. If that then breaks, and a heartbeat is due or waits to be answered, it aborts the process
+    (libzmq issue 4364; docs/adr/039-what-arrives-is-counted-in-bytes.md).
+
+    Only DEALERs send heartbeats, and each tells the ROUTER its timeout.
 
     Args:
         max_frame_bytes: a peer that sends a longer frame is disconnected before the frame is read.
     Returns: the socket.
     """
     socket.linger = 0
+    socket.rcvhwm = 0
     socket.maxmsgsize = max_frame_bytes
     socket.handshake_ivl = HANDSHAKE_MS
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl, socket.tcp_keepalive_cnt = KEEPALIVE
     if socket.type == zmq.ROUTER:
-        socket.sndhwm, socket.rcvhwm = SERVER_HIGH_WATER, RECEIVE_HIGH_WATER
+        socket.sndhwm = SERVER_HIGH_WATER
         socket.zap_domain = ZAP_DOMAIN.encode()  # the context's Doorkeeper is asked, if there is one
         socket.router_mandatory = 1  # sending to a peer that is gone fails instead of vanishing
     else:
-        socket.sndhwm, socket.rcvhwm = HIGH_WATER, 0
+        socket.sndhwm = HIGH_WATER
         socket.heartbeat_ivl = HEARTBEAT_MS
         socket.heartbeat_timeout = socket.heartbeat_ttl = HEARTBEAT_TIMEOUT_MS
         socket.immediate = 1  # queue messages only for connections that exist

@@ -11,6 +11,7 @@ import zmq
 
 from starspec.audit import AuditLog
 from starspec.ids import PeerId
+from starspec.policy.peer_limits import STAGE_BURST, STAGE_PER_S, Allowance
 from starspec.wire.callers import Caller, key_of
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES, encode
 from starspec.wire.keys import Keys
@@ -49,6 +50,8 @@ class _Connection:
     def __init__(self) -> None:
         self.fd = -1  # its descriptor
         self.unsent: Final = Unsent()
+        self.allowance: Final = Allowance(STAGE_PER_S, STAGE_BURST)  # of multiparts
+        self.is_barred = False
 
 
 class StagePort:
@@ -98,18 +101,19 @@ class StagePort:
     def receive(self) -> list[StageArrival]:
         """What has arrived, in order for each peer. Never waits.
 
-        Effects: ends the connections of keys that were removed.
+        Effects: ends the connections of keys that were removed, and of those that flood.
         """
         arrived, now, callers = [], self._clock(), self._server.callers
         for _ in range(READ_BURST):
             try:
                 sender, frames, num_beyond = receive_at_most(self._server.socket, NUM_TRAVERSAL)
             except zmq.Again:
+                self._server.unread.note_empty()
                 break
-            self._note(sender.bytes, self._server.unread.hear(frames[0]))
-            if num_beyond:
-                self._server.shut_out(sender.bytes, frames[0])
-            if num_beyond or len(frames) not in (NUM_CONTROL, NUM_TRAVERSAL):
+            connection = self._note(sender.bytes, self._server.unread.hear(frames[0], frames[1:]))
+            if num_beyond or not connection.allowance.take(1.0, now):
+                connection.is_barred |= self._server.shut_out(sender.bytes, frames[0])
+            if connection.is_barred or len(frames) not in (NUM_CONTROL, NUM_TRAVERSAL):
                 self.num_rejected += 1
                 continue
             caller = None if callers is None else callers.owner_of(key_of(frames[0]))
@@ -141,7 +145,7 @@ class StagePort:
             return False
         return True
 
-    def _note(self, peer: bytes, fd: int) -> None:
+    def _note(self, peer: bytes, fd: int) -> _Connection:
         """Something came over this connection."""
         known = self._connections.get(peer)
         if known is None:
@@ -150,6 +154,7 @@ class StagePort:
         self._connections.move_to_end(peer)
         if len(self._connections) > MAX_PEERS:
             self._connections.popitem(last=False)
+        return known
 
     def close(self) -> None:
         """As ServerSocket."""

@@ -136,15 +136,15 @@ class TargetSocket:
             while True:
                 yield self._read_one()
         except zmq.Again:
-            return
+            self._guard.note_empty()
 
     def _read_one(self) -> list[bytes]:
         """Raises: zmq.Again if nothing has arrived."""
         first = self._socket.recv(zmq.NOBLOCK, copy=False)
-        self._guard.hear(first)
         frames = [first.bytes]
         while self._socket.getsockopt(zmq.RCVMORE) and len(frames) <= MAX_MESSAGES:
             frames.append(self._socket.recv(zmq.NOBLOCK))
+        self._guard.hear(first, frames[1:])
         return frames
 
     def wait(self, timeout_s: float) -> None:

@@ -1,8 +1,8 @@
 """How much one connection may make its reader hold, and how many connections there may be.
 
-ZeroMQ gathers a multipart before it hands it over, however many frames it has, and it has no setting for that. So this
-module asks the kernel what came over a connection, and ends a connection when too much came since its last message
-(`unread_guard.py` lets it look). Only what leads to the expected port counts.
+ZeroMQ queues whatever arrives, and gathers a multipart before it hands it over, however many frames it has. So this
+module asks the kernel what came over a connection, hears from the reader what was read of that, and ends a connection
+if the rest is too much (`unread_guard.py` lets it look). Only what leads to the expected port counts.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping, Sequence, Sized
 from typing import Final, NamedTuple
 
 import zmq
@@ -19,11 +19,14 @@ import zmq
 from starspec.wire.transports.sockets import network_of
 from starspec.wire.transports.tcp_state import bytes_received, bytes_waiting, copy_of, reset
 
-MAX_UNREAD_BYTES: Final = 80 * 2**20  # RECEIVE_HIGH_WATER multiparts of an honest peer, and a part of one
+MAX_UNREAD_BYTES: Final = 80 * 2**20  # the longest multipart, of a stage, and some more
 NEWCOMER_BYTES: Final = 64 * 1024  # before its first message is read: honest peers ask, and wait for the answer
 MOVED_BYTES: Final = 4096  # of a message that is not whole: more than heartbeats bring while a slow link is waited for
 SETTLED_LOOKS: Final = 20  # a connection that is heard after so many is not new any more
 MAX_BARRED: Final = 4096  # peers that are remembered
+SHORT_FRAME, LONG_FRAME = 2, 9  # bytes that ZMTP adds to a frame of at most LONGEST_SHORT, and to a longer one
+LONGEST_SHORT: Final = 255
+CURVE_FRAME: Final = 33  # bytes that CURVE adds to each frame
 BEGUN: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED
 FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
 
@@ -55,14 +58,15 @@ class _Connection:
         self.owner = owner
         self.began = look
         self.came = 0  # bytes, at the last look
-        self.read = 0  # what had come when its last message had been read
+        self.came_before = 0  # at the look before that
+        self.read = 0  # of these, as far as the reader has told
         self.moved = 0  # what had come when it last moved
         self.has_spoken = False  # a message was read
         self.has_settled = False  # a message came, or anything after the first second
 
     def grow(self, came: int, look: int) -> None:
         """So much has come over it by now."""
-        self.came = came
+        self.came_before, self.came = self.came, came
         self.has_settled |= look - self.began > SETTLED_LOOKS
 
     def moves(self) -> bool:
@@ -72,31 +76,85 @@ class _Connection:
         self.moved = self.came
         return True
 
-    def hear(self, owner: str) -> None:
-        """All messages that came are read, and the last one was of this owner; empty = its address's."""
-        self.read = self.moved = self.came
+    def hear(self, heard: _Heard) -> None:
+        """Messages of it were read. If none waited then, all are read that had come at the look before."""
+        read = self.read + heard.num_bytes
+        self.read = min(self.came, max(read, self.came_before) if heard.is_all else read)
+        self.moved = self.came
         self.has_spoken = self.has_settled = True
-        self.owner = owner or self.owner
+        self.owner = heard.owner or self.owner
+
+
+class _Heard:
+    """What was read of one connection since the last look."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0  # on the wire
+        self.owner = ""  # whose the last message was, if that is known
+        self.is_all = False  # nothing waited after the last message
+
+
+class _Reading:
+    """What a socket's reader tells. It may be another thread than the one that looks: each step is atomic."""
+
+    def __init__(self) -> None:
+        self._notes: deque[tuple[int, int, str] | None] = deque()  # descriptor, bytes, owner; None: nothing waited
+        self._is_empty = True  # the last note says so
+
+    def note(self, fd: int, num_bytes: int, owner: str) -> None:
+        """A message was read."""
+        self._is_empty = False
+        self._notes.append((fd, num_bytes, owner))
+
+    def note_empty(self) -> None:
+        """Nothing waits to be read."""
+        if not self._is_empty:
+            self._is_empty = True
+            self._notes.append(None)
+
+    def take(self) -> dict[int, _Heard]:
+        """What was told since the last call, by descriptor."""
+        heard: dict[int, _Heard] = {}
+        for _ in range(len(self._notes)):
+            note = self._notes.popleft()
+            if note is None:
+                for each in heard.values():
+                    each.is_all = True
+                continue
+            fd, num_bytes, owner = note
+            of = heard.setdefault(fd, _Heard())
+            of.num_bytes, of.owner, of.is_all = of.num_bytes + num_bytes, owner, False
+        return heard
 
 
 class Unread:
-    """The connections of one socket, and what has come over each since its last message was read.
+    """The connections of one socket, and what has come over each and is not read.
 
     Args:
         port: where the socket listens, or of the peer to which it connects.
+        is_encrypted: the socket uses CURVE.
         most: connections at once. One more ends another, of the owner with the most: the one that was silent for
             longest, first among those that have said nothing since they began.
         limits: of each.
     """
 
-    def __init__(self, port: int, *, is_client: bool = False, most: float = math.inf, limits: Limits = LARGE) -> None:
+    def __init__(
+        self,
+        port: int,
+        *,
+        is_encrypted: bool,
+        is_client: bool = False,
+        most: float = math.inf,
+        limits: Limits = LARGE,
+    ) -> None:
         self._port = port
+        self._num_added = CURVE_FRAME if is_encrypted else 0
         self._is_client = is_client
         self._most = most
         self._limits = limits
         self._connections: OrderedDict[int, _Connection] = OrderedDict()  # by descriptor; the one heard last at the end
         self._barred: OrderedDict[bytes, None] = OrderedDict()
-        self._heard: dict[int, str] = {}  # since the last look: whose message it was, if that is known
+        self._reading = _Reading()
         self._num_looks = 0
         self.num_moves = 0  # times that MOVED_BYTES more had come of a later message that was not whole
         self._num_crowded_out = 0  # since the last look
@@ -111,16 +169,20 @@ class Unread:
         elif event == zmq.EVENT_DISCONNECTED:
             self._connections.pop(value, None)
 
-    def hear(self, frame: zmq.Frame, owner: str = "") -> int:
-        """A whole message was read, of which this is a frame. Callable from any thread.
+    def hear(self, first: zmq.Frame, rest: Sequence[Sized] = (), owner: str = "") -> int:
+        """A whole message was read, of these frames. Callable from any thread.
 
         Args:
             owner: whose connection it is, if not its address's.
         Returns: the descriptor.
         """
-        fd = int(frame.get(zmq.SRCFD))
-        self._heard[fd] = owner
+        fd = int(first.get(zmq.SRCFD))
+        self._reading.note(fd, self._on_wire(first) + sum(map(self._on_wire, rest)), owner)
         return fd
+
+    def note_empty(self) -> None:
+        """Nothing that came waits to be read, but for parts of messages. By the thread that reads."""
+        self._reading.note_empty()
 
     def cut(self, fd: int) -> None:
         """End this connection, if it is one. Callable from any thread."""
@@ -151,7 +213,7 @@ class Unread:
 
         Returns: how many were ended, with those that had to give way since the last look.
         """
-        heard, self._heard = self._heard, {}
+        heard = self._reading.take()
         num_cut, self._num_crowded_out = self._num_crowded_out, 0
         self._num_looks += 1
         for fd, connection in list(self._connections.items()):
@@ -175,7 +237,7 @@ class Unread:
         able = [fd for fd, each in self._connections.items() if each.owner == owner and fd != newcomer]
         return next((fd for fd in able if not self._connections[fd].has_settled), able[0] if able else newcomer)
 
-    def _is_cut(self, fd: int, connection: _Connection, heard: Mapping[int, str]) -> bool:
+    def _is_cut(self, fd: int, connection: _Connection, heard: Mapping[int, _Heard]) -> bool:
         """Look at one connection. Returns: whether it was ended. Raises: OSError if it is not a connection any more."""
         came = bytes_received(fd)
         if came == connection.came and fd not in heard:
@@ -198,6 +260,10 @@ class Unread:
         if is_cut:
             reset(copy)
         return is_cut
+
+    def _on_wire(self, frame: Sized) -> int:
+        num_bytes = len(frame) + self._num_added
+        return num_bytes + (SHORT_FRAME if num_bytes <= LONGEST_SHORT else LONG_FRAME)
 
     def _is_ours(self, connection: socket.socket) -> bool:
         if connection.family not in FAMILIES:

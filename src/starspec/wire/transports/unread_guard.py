@@ -8,7 +8,7 @@ import resource
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any, Final
 
 import zmq
@@ -43,10 +43,11 @@ class UnreadMonitor(SocketMonitor):
     ) -> None:
         super().__init__(socket, events | BEGUN | zmq.EVENT_DISCONNECTED)
         self._wanted = events
+        is_encrypted = socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
         self.unread = (
-            Unread(port_of(socket), most=_affordable(most), limits=limits)
+            Unread(port_of(socket), is_encrypted=is_encrypted, most=_affordable(most), limits=limits)
             if peer_port is None
-            else Unread(peer_port, is_client=True)
+            else Unread(peer_port, is_encrypted=is_encrypted, is_client=True)
         )
 
     def events(self) -> Iterator[tuple[int, int]]:
@@ -95,9 +96,13 @@ class UnreadGuard(threading.Thread):
         """As Unread."""
         return self._monitor.unread.num_moves
 
-    def hear(self, frame: zmq.Frame, owner: str = "") -> int:
+    def hear(self, first: zmq.Frame, rest: Sequence[Sized] = (), owner: str = "") -> int:
         """As Unread."""
-        return self._monitor.unread.hear(frame, owner)
+        return self._monitor.unread.hear(first, rest, owner)
+
+    def note_empty(self) -> None:
+        """As Unread."""
+        self._monitor.unread.note_empty()
 
     def cut(self, fd: int) -> None:
         """As Unread."""

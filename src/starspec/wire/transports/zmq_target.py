@@ -37,14 +37,14 @@ from starspec.wire.messages import (
     HubPublicReply,
     HubStatus,
     HubToTarget,
-    Ping,
     Pong,
     Refused,
     TargetToHub,
     Welcome,
 )
 from starspec.wire.transports.hub_inbox import HubInbox
-from starspec.wire.transports.sockets import GOODBYE_MS, REFUSED_KEY_RETRY_S, Socket, host_of, multiparts
+from starspec.wire.transports.hub_outbox import ASK, HubOutbox
+from starspec.wire.transports.sockets import GOODBYE_MS, REFUSED_KEY_RETRY_S, Socket, host_of
 from starspec.wire.transports.target_sockets import SocketFactory, TargetSocket, why_handshake_failed
 
 MAX_PUBLIC_ANSWER_BYTES: Final = 16 * 1024  # of the hub's public port; a Welcome names the draft
@@ -92,6 +92,7 @@ class ZmqTarget:
         )
         self._public_answers = Allowance(PUBLIC_PER_S, PUBLIC_BURST)
         self._inbox = HubInbox(hello.vocab_size)
+        self._outbox = HubOutbox(self._inbox.note_sent)
         self._reconnecting = Reconnecting()
         self._link = LinkProtocol()
         self._public: TargetSocket | None = None
@@ -128,6 +129,8 @@ class ZmqTarget:
             now = self._clock()
             messages = self._read()
             self._drive(now)
+            if self.is_connected:
+                self._push()
             if messages or not self.is_connected or now >= deadline_s:
                 return messages
             assert self._own is not None
@@ -148,11 +151,15 @@ class ZmqTarget:
             else:
                 frames.append(frame)
                 self._inbox.note_sent(message)
+        self._outbox.put(frames)
+        self._push()
+
+    def _push(self) -> None:
+        """Send what may be sent now. Effects: breaks the link to a hub that does not read."""
         assert self._own is not None
-        for multipart in multiparts(frames):
-            if not self._own.send(multipart):
-                self._lose("the hub does not read", self._clock())
-                return
+        has_left = all(self._own.send(multipart) for multipart in self._outbox.take())
+        if not has_left or self._outbox.has_too_much:
+            self._lose("the hub does not read", self._clock())
 
     def close(self) -> None:
         if self._is_closed:
@@ -238,6 +245,7 @@ class ZmqTarget:
                 self._drop(problem, now + REFUSED_RETRY_S)
             case Welcome():
                 self._terms, self._inbox = answer, HubInbox(self._hello.vocab_size)
+                self._outbox = HubOutbox(self._inbox.note_sent)
                 self._give_up_at, self._send_at = now + ATTACH_S, now
                 self._connect_own(answer, now)
             case Refused():
@@ -261,9 +269,11 @@ class ZmqTarget:
             self._lose(
                 f"the hub's port {port} for this target cannot be reached: does a firewall close it?", now, RETRY_S
             )
-        elif now >= self._send_at and self._own.send([encode(self._link.send(Ping(0)))]):
-            self._inbox.note_sent(Ping(0))
+        elif now >= self._send_at:
             self._send_at = now + RETRY_S
+            self._link.send(ASK)
+            self._outbox.ask()
+            self._push()
 
     def _keep_alive(self, now: float) -> None:
         """Notice that the hub is gone; renew the lease."""
@@ -275,7 +285,8 @@ class ZmqTarget:
             self._lose("the hub is gone", now)
         elif now >= self._send_at:
             self._send_at = now + keep_alive_s(self._terms.lease_s)
-            self.send([Ping(0)])
+            self._outbox.ask()
+            self._push()
 
     def _read(self) -> list[HubToTarget]:
         messages: list[HubToTarget] = []
@@ -308,6 +319,7 @@ class ZmqTarget:
     def _take(self, message: HubToTarget, messages: list[HubToTarget]) -> None:
         match message:
             case Pong(sequence=0):
+                self._outbox.note_answered()
                 self._finish_attaching()
             case Goodbye(reason=reason):
                 self._lose(reason or "the hub said goodbye", self._clock(), RETRY_S)
