@@ -183,17 +183,13 @@ def break_off(peer: HandMade) -> None:
     peer.socket.close()
 
 
-LONGEST = b"\x02" + struct.pack(">Q", MAX_FRAME_BYTES) + bytes(MAX_FRAME_BYTES)
-
-
-@pytest.mark.parametrize("brought", [TINY * 100, TINY * 20_000, LONGEST * 40], ids=["some", "many", "long"])
-def test_a_peer_that_brings_much_and_a_heartbeat_and_breaks_off_does_not_end_its_server(brought: bytes) -> None:
+def test_a_peer_that_brings_much_and_a_heartbeat_and_breaks_off_does_not_end_its_server() -> None:
     """If the server's queue had a bound, libzmq 4.3.5 would abort the process when the queue is read."""
     with zmq.Context() as context, make_socket(context, zmq.ROUTER, MAX_FRAME_BYTES) as router:
         port = bind(router, "127.0.0.1", 0, "the test")
         for is_reset in (True, False):
             peer = HandMade.to(port)
-            peer.socket.sendall(brought + PING + TINY * 5)
+            peer.socket.sendall(TINY * 100 + PING + TINY * 5)  # libzmq decodes them in one go
             time.sleep(QUIET_S)
             break_off(peer) if is_reset else peer.socket.close()
             time.sleep(QUIET_S)
