@@ -224,6 +224,18 @@ MISTAKES = {
         ("lab", "--link", "0=tcp://127.0.0.1:9", "--preset", "continent"),
         "the link: preset 'continent' is unknown; did you mean 'continents'?",
     ),
+    "a stall of packets that are not lost": (
+        ("lab", "--link", "0=tcp://127.0.0.1:9", "--preset", "metro", "--stall-ms", "4"),
+        "the link: stall_ms is how long a lost packet stalls, and none is lost: give loss, too",
+    ),
+    "completion for another shell": (
+        ("--install-completion", "tcsh"),
+        "--install-completion is for the shell that it is called from, and takes no 'tcsh' (see starspec --help)",
+    ),
+    "keys for a hub that is not there": (
+        ("target", "--target", "synthetic:", "-sc", '{"method": "ngram", "remote": {"keys": "k", "insecure": true}}'),
+        "remote.keys, remote.insecure: for a hub, and method 'ngram' without --hub has none: leave it out",
+    ),
     "a partition without an end": (
         ("lab", "--link", "0=tcp://127.0.0.1:9", "--partition", "9"),
         "--partition must be START-STOP in seconds, as in 10-15, not '9'",

@@ -62,6 +62,10 @@ def test_values_of_ones_own_go_over_a_presets(name: str) -> None:
     assert (forth.mbit_s, back.mbit_s) == (PRESETS[name].forth.mbit_s, 3.0)
 
 
+def test_a_stall_may_be_given_with_losses_that_happen_not_to_be() -> None:
+    assert shapes_of(None, {"stall_ms": 9.0, "loss": 0.0}, {}, "the link").forth == LinkShape(stall_ms=9.0)
+
+
 @pytest.mark.parametrize(
     ("text", "where"),
     [
@@ -90,6 +94,8 @@ MISTAKES = {
     "out of range": (LINK + "loss = 0.7", "link 1: loss must be at most 0.5, got 0.7"),
     "too much jitter": (LINK + "delay_ms = 1\njitter_ms = 2", "link 1: jitter_ms must be at most delay_ms, 1, got 2"),
     "a second link": (LINK + LINK + "loss = -1", "link 2: loss must be at least 0"),
+    "a stall without losses": (LINK + "stall_ms = 9", "link 1: stall_ms is how long a lost packet stalls, and none is"),
+    "a stall of the way back": (LINK + "back = { stall_ms = 9 }", "link 1: stall_ms is how long a lost packet stalls"),
     "backwards": (LINK + "partitions = [{ start_s = 2, stop_s = 1 }]", "must end after it begins"),
     "overlapping": (
         LINK + "partitions = [{ start_s = 2, stop_s = 5 }, { start_s = 4, stop_s = 6 }]",

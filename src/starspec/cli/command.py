@@ -23,6 +23,7 @@ from starspec.quoting import is_unicode, quoted
 WRITTEN: Final = ("--json", "--png", "--trace", "--audit-log", "--ready-file")  # options of files that are written
 MAY_BE_EMPTY: Final = ("--vllm-args",)
 ENDLESS: Final = frozenset(os.makedev(1, minor) for minor in (5, 7, 8, 9))  # Linux's zero, full, random and urandom
+OF_THE_CURRENT_SHELL: Final = ("--install-completion", "--show-completion")
 BOUND_ELSEWHERE: Final = ("--seed",)  # numbers that may be larger than LARGEST
 
 
@@ -46,6 +47,7 @@ class Group(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _refuse_repeats(self, ctx, args)
+        _refuse_a_shell(self, ctx, args)
         return super().parse_args(ctx, args)
 
 
@@ -69,6 +71,16 @@ def _refuse_repeats(command: TyperCommand | TyperGroup, ctx: Any, args: list[str
         is_single = each.param_type_name == "option" and not each.multiple and not each.is_eager
         if is_single and any(each is earlier for earlier in given[:index]):
             ctx.fail(f"{_names_of(each)} is given twice: give it once")
+
+
+def _refuse_a_shell(group: TyperGroup, ctx: Any, args: list[str]) -> None:
+    """Raises: UsageError, of typer, for a word behind an option of completion: it finds the shell by itself."""
+    if ctx.resilient_parsing:
+        return
+    _, words, given = group.make_parser(ctx).parse_args(args=list(args))
+    for each in given:
+        if words and each.opts[0] in OF_THE_CURRENT_SHELL:
+            ctx.fail(f"{each.opts[0]} is for the shell that it is called from, and takes no {quoted(words[0])}")
 
 
 def _check_values(command: TyperCommand, ctx: Any) -> None:

@@ -105,9 +105,9 @@ class DraftOptions:
         return SpeculativeConfig.from_mapping(values)
 
     def _remote(self, remote: Mapping[str, Any], keys: str | None, insecure: bool) -> dict[str, Any]:
-        merged = {"keys": keys, "insecure": insecure, **remote}
+        merged = dict(remote)
         _put(merged, "endpoint", self.hub, "--hub", "remote.endpoint")
-        return merged
+        return {"keys": keys, "insecure": insecure, **merged} if merged.get("endpoint") is not None else merged
 
 
 def check_draft_is_named(speculative: SpeculativeConfig | None) -> None:

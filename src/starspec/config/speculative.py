@@ -43,13 +43,17 @@ class RemoteConfig:
         if self.deadline_ms is not None and not 0 < self.deadline_ms <= LARGEST:
             raise ConfigError(f"remote.deadline_ms must be positive and at most {LARGEST}, got {self.deadline_ms}")
 
+    @property
+    def given(self) -> list[str]:
+        """The keys that differ from their defaults."""
+        return [f"remote.{each.name}" for each in fields(self) if getattr(self, each.name) != each.default]
+
     def check_unused(self) -> None:
-        """Raises: ConfigError that names the fields that were set: none has an effect without a hub elsewhere."""
-        given = [f"remote.{each.name}" for each in fields(self) if getattr(self, each.name) != each.default]
-        if given:
+        """Raises: ConfigError that names the keys that were set: none has an effect without a hub elsewhere."""
+        if self.given:
             raise ConfigError(
-                f"{', '.join(given)}: for target servers with a hub elsewhere, without effect in one process; leave it"
-                " out, and give the draft's model, or method 'ngram'"
+                f"{', '.join(self.given)}: for target servers with a hub elsewhere, without effect in one process;"
+                " leave it out, and give the draft's model, or method 'ngram'"
             )
 
 

@@ -43,10 +43,10 @@ def check_hub(speculative: SpeculativeConfig | None) -> None:
     if remote.endpoint is None:
         if not drafts_itself(speculative.method):
             raise ConfigError(NO_HUB)
-        if (remote.deadline_ms, remote.fallback) != (None, "none"):
+        if remote.given:
             raise ConfigError(
-                f"remote.deadline_ms and remote.fallback are for a hub, and method '{speculative.method}' without --hub"
-                " has none: leave them out, or give --hub"
+                f"{', '.join(remote.given)}: for a hub, and method '{speculative.method}' without --hub has none: leave"
+                " it out, or give --hub"
             )
         return
     if of_the_draft := [name for name in speculative.given if name in OF_THE_DRAFT]:

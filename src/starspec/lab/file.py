@@ -64,16 +64,21 @@ def shapes_of(preset: str | None, own: Mapping[str, Any], own_back: Mapping[str,
         own: keys of `LinkShape` for both directions; None = not given.
         own_back: the same, for the way back alone.
         where: what has these values, for the error's sentence.
-    Raises: ConfigError for an unknown preset or key, or a value out of range.
+    Raises: ConfigError for an unknown preset or key, a value out of range, or a `stall_ms` without a `loss`: nothing
+        stalls then.
     """
     if preset is not None:
         one_of(f"{where}: preset", preset, tuple(PRESETS))
     given = {key: value for key, value in own.items() if value is not None}
     forth, back = PRESETS[preset] if preset is not None else BothWays()
-    return BothWays(
+    found = BothWays(
         build(LinkShape, {**_values(forth), **given}, where),
         build(LinkShape, {**_values(back), **given, **own_back}, f"{where}: back"),
     )
+    said, meant = {**given, **own_back}, found if "stall_ms" in given else (found.back,)
+    if "stall_ms" in said and "loss" not in said and not any(each.loss for each in meant):
+        raise ConfigError(f"{where}: stall_ms is how long a lost packet stalls, and none is lost: give loss, too")
+    return found
 
 
 def _values(shape: LinkShape) -> dict[str, Any]:
