@@ -211,6 +211,15 @@ def test_up_refuses_such_a_cache_before_any_process_starts(starspec, unreadable:
     assert outcome.code == 2
 
 
+def test_up_refuses_a_budget_without_room_for_a_sequence_before_any_process_starts(
+    starspec, unreadable: str, monkeypatch
+) -> None:
+    monkeypatch.setattr(sys.modules["starspec.cli.up"], "Supervisor", lambda *_: pytest.fail("a process starts"))
+    outcome = starspec("up", unreadable, "--port", "0", "--draft", unreadable, "--kv-budget", "1KiB")
+    assert "a KV budget of 1024 bytes holds no sequence: one of 4160 tokens" in outcome.err
+    assert outcome.code == 2
+
+
 @pytest.mark.parametrize("stages", ["1", "2"])
 def test_up_refuses_caches_that_fit_only_alone_and_counts_those_of_this_machine(
     stages: str, starspec, unreadable: str, monkeypatch

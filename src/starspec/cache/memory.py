@@ -29,6 +29,26 @@ def check_rows(num_rows: int, max_len: int, num_row_bytes: int, memory_bytes: in
         )
 
 
+def check_budget(num_bytes: int, max_len: int, num_row_bytes: int, memory_bytes: int | None) -> None:
+    """Check a KV budget, which cache rows divide.
+
+    Args:
+        max_len: positions of a row.
+        num_row_bytes: of a row when every slot of it has been used.
+        memory_bytes: of the machine; None = the budget is for other memory.
+    Raises: ConfigError if the memory does not hold it, or if it does not hold one row.
+    """
+    if memory_bytes is not None and num_bytes > memory_bytes:
+        raise ConfigError(
+            f"a KV budget of {num_bytes} bytes is more than this machine's memory of {memory_bytes} bytes; lower it"
+        )
+    if num_bytes < num_row_bytes:
+        raise ConfigError(
+            f"a KV budget of {num_bytes} bytes holds no sequence: one of {max_len} tokens (with drafts) "
+            f"takes {num_row_bytes} bytes; raise the budget or lower max_model_len"
+        )
+
+
 def check_together(target_bytes: int, draft_bytes: int, memory_bytes: int, num_targets: int = 1) -> None:
     """Check the caches of targets and of a draft beside them, each of which fits alone.
 

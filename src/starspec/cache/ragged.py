@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from starspec.cache.kv_cache import KVCache, check_increasing
-from starspec.cache.memory import check_rows, machine_bytes
-from starspec.errors import CacheRangeError, ConfigError
+from starspec.cache.memory import check_budget, check_rows, machine_bytes
+from starspec.errors import CacheRangeError
 
 KEY_BLOCK: Final = 64  # slots; a row has a whole number of blocks, so that attention may read whole blocks
 
@@ -237,16 +237,8 @@ def num_rows_within(
         if most is not None:
             check_rows(num_rows, max_len, num_row_bytes, most)
     else:
-        if most is not None and num_bytes > most:
-            raise ConfigError(
-                f"a KV budget of {num_bytes} bytes is more than this machine's memory of {most} bytes; lower it"
-            )
+        check_budget(num_bytes, max_len, num_row_bytes, most)
         num_rows = num_bytes // num_row_bytes
-        if num_rows < 1:
-            raise ConfigError(
-                f"a KV budget of {num_bytes} bytes holds no sequence: one of {max_len} tokens (with drafts) "
-                f"takes {num_row_bytes} bytes; raise the budget or lower max_model_len"
-            )
     return num_rows
 
 

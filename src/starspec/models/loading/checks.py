@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from starspec.cache.memory import check_rows, check_together, machine_bytes
+from starspec.cache.memory import check_budget, check_rows, check_together, machine_bytes
 from starspec.config import MAX_DRAFT_TOKENS
 from starspec.config.model import DEFAULT_MAX_MODEL_LEN, ModelConfig, check_there
 from starspec.config.option import A_MODEL
@@ -80,10 +80,11 @@ def _declared_bytes(config: ModelConfig) -> int:
     num_numbers = declared_cache_numbers(locate(config.model))
     if not num_numbers:
         return 0
-    if config.kv_budget_bytes is not None:
-        return config.kv_budget_bytes
     max_len = context_length(config) + MAX_DRAFT_TOKENS
     num_row_bytes = num_numbers * max_len * NUMBER_BYTES[config.dtype]
+    if config.kv_budget_bytes is not None:
+        check_budget(config.kv_budget_bytes, max_len, num_row_bytes, machine_bytes())
+        return config.kv_budget_bytes
     check_rows(config.num_rows, max_len, num_row_bytes, machine_bytes())
     return config.num_rows * num_row_bytes
 
