@@ -23,6 +23,34 @@ class CtrlC:
 sys.meta_path.insert(0, CtrlC())
 main()
 """
+TWICE = """
+import os, signal
+import starspec.cli
+from starspec.__main__ import main
+
+def end():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:  # as typer does
+        os.kill(os.getpid(), signal.SIGINT)
+
+starspec.cli.main = end
+main()
+"""
+IN_A_CALLBACK = """
+import os, signal, time, weakref
+import starspec.cli
+from starspec.__main__ import main
+
+def wait():
+    thing = {0}
+    ref = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    del thing
+    time.sleep(60)
+
+starspec.cli.main = wait
+main()
+"""
 CHILD = """
 import os, signal, sys, threading, time
 from starspec.bench.wire.echo import run_echo
@@ -60,6 +88,11 @@ def said(script: str, *words: str) -> tuple[int, str]:
 )
 def test_ctrl_c_inside_an_import_ends_in_silence(words: tuple[str, ...]) -> None:
     assert said(AT_AN_IMPORT, *words) == (130, "")
+
+
+@pytest.mark.parametrize("script", [TWICE, IN_A_CALLBACK], ids=["again while it ends", "in a callback"])
+def test_ctrl_c_ends_in_silence(script: str) -> None:
+    assert said(script) == (130, "")
 
 
 @pytest.mark.parametrize("when", ["early", "running"], ids=["while its modules are imported", "while it runs"])
