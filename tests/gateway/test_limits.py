@@ -31,6 +31,7 @@ from starspec.gateway.schema import (
 )
 from starspec.gateway.served_model import GenerationDefaults
 from starspec.gateway.translate import MAX_TOKENS_SENT, Translator
+from starspec.gateway.unsupported import refuse_unsupported
 from starspec.ids import RequestId
 from starspec.quoting import MAX_QUOTED, quoted
 from starspec.sampling.spec import MAX_LOGIT_BIAS
@@ -193,6 +194,8 @@ def test_a_word_of_megabytes_is_compared_by_its_beginning() -> None:
     word = "x" * 2**20
     tracemalloc.start()
     assert nearest(word, ["length"]) == "; known: length"
+    with pytest.raises(RequestError, match="unknown parameter 'xxx"):
+        refuse_unsupported({word: 1}, ["length"])
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 2**20

@@ -141,8 +141,9 @@ def _unknown(name: str, fields: Collection[str]) -> str:
     meant = NAMED_OTHERWISE.get(name, "")
     if places and meant not in fields:
         return f"{name} is for {' and '.join(places)}: ask there, or leave this out"
-    same = [each for each in fields if each.replace("_", "") == name.replace("_", "").lower()]  # as topP
-    near = [meant] if meant in fields else same or get_close_matches(shortened(name), fields, n=1, cutoff=NEAR)
+    begin = shortened(name)  # a name may have 4 MiB
+    same = [each for each in fields if each.replace("_", "") == begin.replace("_", "").lower()]  # as topP
+    near = [meant] if meant in fields else same or get_close_matches(begin, fields, n=1, cutoff=NEAR)
     hint = f"; did you mean '{near[0]}'?" if near else ": leave it out"
     return f"unknown parameter {quoted(name)}{hint}"
 
