@@ -49,6 +49,14 @@ def test_where_drafts_nearly_pay_trials_cost_little(scene: Scene) -> None:
     assert speed(scene, POLICIES["goodput"]) >= 0.98 * speed(scene, FixedLength(DraftBudget.chain(0)))
 
 
+@pytest.mark.parametrize("acceptance", [0.8, 0.88])
+def test_a_large_batch_does_not_try_deep_drafts_for_which_nothing_measured_speaks(acceptance: float) -> None:
+    """Else one or two of them cost as much as all other trials of a short run."""
+    scene = Scene(acceptance, 0.1, "linear", batch=16)
+    plain = Simulation(scene, FixedLength(DraftBudget.chain(0)), weighs_costs=False).run(120)
+    assert Simulation(scene, POLICIES["goodput"]).run(120) >= 0.97 * plain
+
+
 def test_policies_that_know_no_costs_lose_to_plain_decoding_somewhere(rows: list[LengthRow]) -> None:
     ratios = ratios_of(rows)
     lowest = {name: ratios[f"{name}_vs_plain_min"] for name in ("dsde", "adaedl", "confidence")}

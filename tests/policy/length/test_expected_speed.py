@@ -109,9 +109,10 @@ def test_what_promises_hardly_more_than_decoding_without_drafts_is_left() -> Non
     assert paying_lengths([0.8], [1], FLAT, RoundCost(0.06, 0.0, 0.0, deepest=8)) == [1]
 
 
-def test_drafts_longer_than_any_that_was_waited_for_are_tried() -> None:
-    assert paying_lengths([0.9], [4], FLAT, RoundCost(0.0, 0.05, 0.0, deepest=2)) == [4]
-    assert paying_lengths([0.9], [4], FLAT, RoundCost(0.0, 0.2, 0.0, deepest=2)) == [0]
+def test_drafts_longer_than_any_that_was_waited_for_are_tried_while_nothing_tells_what_they_cost() -> None:
+    assert paying_lengths([0.9], [4], FLAT, RoundCost(0.0, 0.05, 0.0, deepest=2, num_paid=2)) == [4]
+    assert paying_lengths([0.9], [4], FLAT, RoundCost(0.0, 0.2, 0.0, deepest=2, num_paid=2)) == [0]
+    assert paying_lengths([0.9], [4], FLAT, RoundCost(0.0, 0.05, 0.0, deepest=2)) == [3]
 
 
 def test_a_wait_is_shared_by_the_rows_that_draft() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from math import inf
 
 import pytest
 from hypothesis import assume, given
@@ -13,6 +14,7 @@ from starspec.policy.deadline import Round
 from starspec.policy.length.round_cost import NO_WAIT, NUM_ROUNDS, RoundCost, RoundTimes
 
 parts = st.sampled_from([0.0, 0.002, 0.02])
+costs = st.builds(RoundCost, parts, parts, parts, st.just(8), num_paid=st.just(inf))
 lengths = st.lists(st.integers(1, 6), min_size=1, max_size=8)
 
 
@@ -23,7 +25,7 @@ def learn(true: RoundCost, rounds: Sequence[Sequence[int]]) -> RoundTimes:
     return times
 
 
-@given(st.builds(RoundCost, parts, parts, parts, st.just(8)), st.integers(0, 999))
+@given(costs, st.integers(0, 999))
 def test_from_rounds_of_many_kinds_each_part_is_learnt(true: RoundCost, seed: int) -> None:
     assume(any(true[:3]))
     rng = random.Random(seed)
@@ -33,7 +35,7 @@ def test_from_rounds_of_many_kinds_each_part_is_learnt(true: RoundCost, seed: in
     assert learnt.deepest == max(max(each) for each in rounds[-NUM_ROUNDS:])
 
 
-@given(st.builds(RoundCost, parts, parts, parts, st.just(8)), lengths, st.integers(1, 60))
+@given(costs, lengths, st.integers(1, 60))
 def test_a_round_as_all_before_it_costs_what_they_did(true: RoundCost, each: list[int], num: int) -> None:
     learnt = learn(true, [each] * num).cost
     assert learnt.seconds_of(each) == pytest.approx(true.seconds_of(each), rel=0.01, abs=1e-9)
@@ -47,6 +49,15 @@ def test_steps_that_are_wider_than_any_measured_one_cost_at_most_in_proportion()
     assert alone.at_most(3.0, 48.0) == pytest.approx(16 * 0.3, rel=0.01)
     together = learn(RoundCost(0.0, 0.1, 0.0, deepest=4), [[2], [2] * 8] * 8).cost
     assert together.at_most(3.0, 48.0) == pytest.approx(2 * 0.3, rel=0.05)
+
+
+@pytest.mark.parametrize(("depths", "expected_s"), [([2], 0.2), ([1, 2], 0.8)], ids=["one depth", "two depths"])
+def test_deeper_drafts_than_any_are_free_only_while_one_depth_was_measured(
+    depths: list[int], expected_s: float
+) -> None:
+    learnt = learn(RoundCost(0.0, 0.1, 0.0, deepest=8), [[depth] for depth in depths * 8]).cost
+    assert learnt.seconds_of([8]) == pytest.approx(expected_s, rel=0.01)
+    assert learnt.at_most_of([8]) == pytest.approx(0.8, rel=0.01)
 
 
 @pytest.mark.parametrize("depth", [3, 10])

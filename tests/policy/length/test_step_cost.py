@@ -27,7 +27,7 @@ def test_between_two_sizes_it_lies_between_them() -> None:
 
 
 def test_what_was_not_measured_is_thought_cheap() -> None:
-    """A larger step as cheap as the largest, a smaller one as cheap as its share: so both are tried."""
+    """A larger step as cheap as the only one, a smaller one as cheap as its share: so both are tried."""
     cost = StepCost()
     assert not cost
     cost.add(8, 0.2)
@@ -43,7 +43,7 @@ def test_more_never_takes_less_and_all_lies_within_what_was_measured(notes: list
         cost.add(size, seconds)
     found = cost.predict(SIZES)
     assert (np.diff(found) >= -1e-12).all()
-    assert found.max() <= max(seconds for _, seconds in notes) + 1e-12
+    assert found[: max(size for size, _ in notes)].max() <= max(seconds for _, seconds in notes) + 1e-12
     assert found[notes[0][0] - 1] >= min(seconds for _, seconds in notes) - 1e-12
 
 
@@ -64,6 +64,22 @@ def test_a_size_between_two_may_cost_as_little_as_the_smaller_one() -> None:
     )
     cost.add(8, 0.15)
     assert float(cost.hopeful(np.array([8.0]))[0]) == pytest.approx(0.15)
+
+
+def test_a_larger_step_than_any_is_on_the_line_through_the_smallest_and_the_largest() -> None:
+    """Else drafts of a large batch promise much as soon as they are deep enough to make a step of unknown size."""
+    cost = StepCost()
+    for size, seconds in ((16, 0.2), (32, 0.35), (48, 0.44)):
+        cost.add(size, seconds)
+    assert predicted(cost, 80) == cost.seconds(80) == pytest.approx(0.44 + 32 * 0.24 / 32)
+    assert cost.at_most(80) == pytest.approx(0.44 * 80 / 48)
+
+
+def test_a_step_takes_at_most_no_less_than_expected() -> None:
+    cost = StepCost()
+    cost.add(16, 0.1)
+    cost.add(32, 0.4)  # more than twice as long
+    assert cost.at_most(48) == cost.seconds(48) == pytest.approx(0.7)
 
 
 def test_a_batch_that_shrinks_is_not_thought_to_be_quick_without_drafts() -> None:

@@ -36,8 +36,8 @@ SPARING: Final = 0.1  # weight of "no cost fixed or by tokens": where rounds do 
 class RoundCost(NamedTuple):
     """Seconds, none of them negative.
 
-    Draft steps beyond the deepest measured one are assumed to be free, so that they are tried. `at_most` is what trying
-    them may cost.
+    While only one depth was measured, deeper draft steps are assumed to be free, so that they are tried. `at_most` is
+    what trying them may cost.
     """
 
     fixed_s: float
@@ -46,14 +46,15 @@ class RoundCost(NamedTuple):
     deepest: int
     caught_up_s: float = 0.0  # of each token that the hub prefills first, after rounds without drafts
     widest: float = inf  # tokens of a draft step, at most, as far as measured
+    num_paid: float = inf  # draft steps that are not free
 
     def seconds(self, num_steps: float | NDArray[np.float64], num_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
         """Cost of rounds with so many draft steps, at least 1, and tokens. Both may be expected numbers."""
-        return np.asarray(self.fixed_s + self.step_s * np.minimum(num_steps, self.deepest) + self.token_s * num_tokens)
+        return np.asarray(self.fixed_s + self.step_s * np.minimum(num_steps, self.num_paid) + self.token_s * num_tokens)
 
     def at_most(self, num_steps: float, num_tokens: float) -> float:
-        """As `seconds`, but steps beyond the deepest measured one cost as much as others, and those that are wider than
-        the widest one cost in proportion: from rounds of one sequence it is not known what steps share."""
+        """As `seconds`, but no steps are free, and those that are wider than the widest one cost in proportion: from
+        rounds of one sequence it is not known what steps share."""
         growth = max(1.0, num_tokens / (num_steps * self.widest))
         return self.fixed_s + self.step_s * num_steps * growth + self.token_s * num_tokens
 
@@ -118,8 +119,9 @@ def _fit(rounds: Sequence[Round], round_weights: Sequence[float]) -> RoundCost:
             cost = np.zeros(len(parts[0]))
             cost[kept] = np.maximum(0.0, fitted)
             fixed_s, step_s, token_s, caught_up_s = cost.tolist()
-            deepest = max(max(each.lengths) for each in rounds)
+            depths = {max(each.lengths) for each in rounds}
+            num_paid = inf if len(depths) > 1 else max(depths)
             pairs = zip(rounds, round_weights, strict=True)
             widest = max(sum(each.lengths) / max(each.lengths) for each, weight in pairs if weight >= MIN_WEIGHT)
-            return RoundCost(fixed_s, step_s, token_s, deepest, caught_up_s, widest)
+            return RoundCost(fixed_s, step_s, token_s, max(depths), caught_up_s, widest, num_paid)
         del kept[int(np.argmin(fitted))]

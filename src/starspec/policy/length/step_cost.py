@@ -3,15 +3,16 @@
 A step over few tokens takes as long as reading the weights; a step over many tokens takes as long as computing. Where
 one turns into the other depends on machine, model and context. So only one thing is assumed: fewer tokens never take
 longer. Sizes that were measured otherwise are given their common mean (isotonic regression). To take the least of them
-instead would make all drafts look cheap on a machine whose steps vary. A size that is larger than all measured sizes is
-assumed to be cheap, so that it is tried. A smaller one is on the line through the smallest and the largest.
+instead would make all drafts look cheap on a machine whose steps vary. A size that is smaller or larger than all
+measured ones is on the line through the smallest and the largest. While there is only one, a larger size is taken to
+cost no more, so that it is tried.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +34,19 @@ class _Seconds(DecayedMean):
         self.last_step = 0  # when it was measured last
 
 
+class _Curve(NamedTuple):
+    measured: NDArray[np.float64]  # sizes, in order
+    fitted: NDArray[np.float64]  # seconds of each, at most those of any larger one
+    below_s: float  # that each token less than the smallest size saves
+    above_s: float  # that each token more than the largest size takes
+
+
 class StepCost:
     """Seconds by size, where a size is a number of tokens, at least 1."""
 
     def __init__(self) -> None:
         self._by_size: dict[int, _Seconds] = {}
-        self._curve: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None  # as `_fitted`; None = not computed
+        self._curve: _Curve | None = None  # None = not computed
         self._step = 0
 
     def __bool__(self) -> bool:
@@ -79,52 +87,49 @@ class StepCost:
     def predict(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of each size [N], which may be an expected number. Something must have been measured.
 
-        A size between two measured sizes is on the line between them. A size above the largest costs as much as the
-        largest, which is a lower bound. A size below the smallest is on the line through smallest and largest; if there
-        is only one, it costs in proportion to it, which is a lower bound, too.
+        A size between two measured sizes is on the line between them. Any other size is on the line through smallest
+        and largest. If there is only one, a larger size costs as much, and a smaller one in proportion to it: both are
+        lower bounds.
         """
-        measured, fitted = self._fitted()
-        return np.asarray(np.interp(sizes, measured, fitted) - self._below_s * np.maximum(0.0, measured[0] - sizes))
+        measured, fitted, below_s, above_s = self._fitted()
+        outside_s = above_s * np.maximum(0.0, sizes - measured[-1]) - below_s * np.maximum(0.0, measured[0] - sizes)
+        return np.asarray(np.interp(sizes, measured, fitted) + outside_s)
 
     def seconds(self, size: float) -> float:
         """As `predict`, of one size. This is much quicker for a single one."""
-        measured, fitted = self._fitted()
+        measured, fitted, below_s, above_s = self._fitted()
         above = bisect_left(measured, size)
         if above == 0:
-            return float(fitted[0] - self._below_s * (measured[0] - size))
+            return float(fitted[0] - below_s * (measured[0] - size))
         if above == len(measured):
-            return float(fitted[-1])
+            return float(fitted[-1] + above_s * (size - measured[-1]))
         share = (size - measured[above - 1]) / (measured[above] - measured[above - 1])
         return float(fitted[above - 1] + share * (fitted[above] - fitted[above - 1]))
 
     def at_most(self, size: float) -> float:
         """Seconds of a size, at most: those above the largest measured one are taken to cost in proportion to it."""
-        return self.seconds(size) * max(1.0, size / self.largest)
+        seconds, largest = self.seconds(size), self.largest
+        return seconds if size <= largest else max(seconds, self.seconds(largest) * size / largest)
 
     def hopeful(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
         """As `predict`, but a size that was never measured costs as little as the next smaller one that was.
 
         Up to a knee, more tokens cost nothing. Where the knee is, no line between two sizes tells.
         """
-        measured, fitted = self._fitted()
+        measured, fitted, _, _ = self._fitted()
         predicted, whole = self.predict(sizes), np.rint(sizes)
         below = np.clip(np.searchsorted(measured, whole, side="right") - 1, 0, None)
         return np.where(np.isin(whole, measured), predicted, np.minimum(fitted[below], predicted))
 
-    @property
-    def _below_s(self) -> float:
-        """Seconds by which a size below the smallest measured one is quicker, for each token less."""
-        measured, fitted = self._fitted()
-        in_proportion = fitted[0] / measured[0]
-        if len(measured) == 1:
-            return float(in_proportion)
-        return float(min(in_proportion, (fitted[-1] - fitted[0]) / (measured[-1] - measured[0])))
-
-    def _fitted(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The measured sizes in order, and the seconds of each, at most those of any larger one."""
+    def _fitted(self) -> _Curve:
         if self._curve is None:
-            measured = sorted(self._by_size)
-            self._curve = np.array(measured, float), _isotonic([self._by_size[size] for size in measured])
+            sizes = sorted(self._by_size)
+            measured, fitted = np.array(sizes, float), _isotonic([self._by_size[size] for size in sizes])
+            below_s, above_s = float(fitted[0] / measured[0]), 0.0
+            if len(measured) > 1:
+                above_s = float((fitted[-1] - fitted[0]) / (measured[-1] - measured[0]))
+                below_s = min(below_s, above_s)
+            self._curve = _Curve(measured, fitted, below_s, above_s)
         return self._curve
 
 
