@@ -270,6 +270,18 @@ def test_an_address_with_many_connections_gets_no_more_rows_than_another() -> No
         assert sum(bool(gateway.socket.poll(0)) for gateway in greedy) < 10, "two rows at first, then one beside it"
 
 
+def test_a_short_prompt_does_not_wait_for_a_long_one_of_another_address() -> None:
+    with serving() as (server, _):
+        greedy, honest = Gateway(server, "127.0.0.2"), Gateway(server, "127.0.0.3")
+        greedy.send(submit("long", [1] * 1900, 7))
+        while not greedy.status().num_running:
+            pass
+        honest.send(submit("r", [3] * 20, 7))
+        assert [t for part in honest.answer("r") for t in part.token_ids] == plain([3] * 20, 7)
+        assert not greedy.socket.poll(0)
+        assert [t for part in greedy.answer("long") for t in part.token_ids] == plain([1] * 1900, 7)
+
+
 def test_only_gateways_with_requests_are_remembered() -> None:
     with serving() as (server, _):
         busy = Gateway(server)

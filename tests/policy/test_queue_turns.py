@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from starspec.ids import PeerId
-from starspec.policy.queue_turns import Sender, in_turns, who_gives_way
+from starspec.policy.queue_turns import MAX_REMEMBERED, ChunkTurns, Sender, in_turns, who_gives_way
 
 A, B, C = (Sender(name, PeerId(name.encode())) for name in "abc")
 GREEDY = [Sender("greedy", PeerId(b"%d" % number)) for number in range(20)]
@@ -46,3 +46,37 @@ def test_nobody_gives_way_where_it_would_only_change_who_has_more() -> None:
     assert who_gives_way([A, A, B], B) is None
     assert who_gives_way([A, B], A) is None
     assert who_gives_way([], A) is None
+
+
+def chunks(turns: ChunkTurns, prefilling: list[Sender], number: int) -> list[int]:
+    """Whose prompts get the next chunks, as places."""
+    places = []
+    for _ in range(number):
+        places.append(turns.order(prefilling)[0])
+        turns.note(prefilling[places[-1]])
+    return places
+
+
+def test_prompts_of_one_gateway_get_chunks_in_their_order() -> None:
+    assert chunks(ChunkTurns(), [A, A, A], 3) == [0, 0, 0]
+
+
+def test_owners_take_turns_at_chunks_of_prompts() -> None:
+    turns = ChunkTurns()
+    assert chunks(turns, [A, A, A], 2) == [0, 0]
+    assert chunks(turns, [A, A, A, B, B, C], 7) == [3, 5, 0, 3, 5, 0, 3]
+
+
+def test_an_owner_gets_no_more_chunks_by_new_prompts_or_connections() -> None:
+    turns = ChunkTurns()
+    assert chunks(turns, [*GREEDY, A], 1) == [0]
+    assert chunks(turns, [*GREEDY[1:], A], 5) == [19, 0, 19, 1, 19]
+
+
+def test_few_owners_of_chunks_are_remembered() -> None:
+    turns = ChunkTurns()
+    for number in range(MAX_REMEMBERED):
+        turns.note(Sender(str(number), PeerId(b"%d" % number)))
+    turns.note(A)
+    assert len(turns._last_of) == MAX_REMEMBERED
+    assert turns.order([A, B]) == [1, 0]

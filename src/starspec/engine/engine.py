@@ -267,6 +267,7 @@ class TargetEngine:
         self._at_work = [sequence]
         launched = self._prefills.begin(sequence)
         if launched is not None:
+            self._requests.note_chunk(sequence)
             self._in_flight.add(launched)
             self._land(0.0)
 

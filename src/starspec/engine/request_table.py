@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from starspec.cache.kv_cache import KVCache
 from starspec.engine.sequence import SequenceState, TargetSequence
 from starspec.ids import PeerId, RequestId, RequestKey
-from starspec.policy.queue_turns import Sender, in_turns, who_gives_way
+from starspec.policy.queue_turns import ChunkTurns, Sender, in_turns, who_gives_way
 from starspec.policy.target_batch import Candidate, ScheduleSnapshot, StepPlan, passed_over
 
 
@@ -25,6 +25,7 @@ class RequestTable:
         self._num_rows = num_rows
         self._max_num_queued = max_num_queued
         self._sequences: dict[RequestKey, TargetSequence] = {}
+        self._chunk_turns = ChunkTurns()
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -107,6 +108,10 @@ class RequestTable:
             sequence.admit(self._cache.lease(), now)
         return admitted
 
+    def note_chunk(self, sequence: TargetSequence) -> None:
+        """A chunk of its prompt was launched."""
+        self._chunk_turns.note(sequence.sender)
+
     def release(self, sequence: TargetSequence) -> None:
         """It has ended. Effects: its row, if it has one, is free."""
         del self._sequences[sequence.key]
@@ -126,7 +131,9 @@ class RequestTable:
         by_state: dict[SequenceState, list[TargetSequence]] = {state: [] for state in SequenceState}
         for sequence in self._sequences.values():
             by_state[sequence.state].append(sequence)
-        by_state[SequenceState.PREFILLING].sort(key=lambda sequence: sequence.admitted_s)
+        prefilling_now = sorted(by_state[SequenceState.PREFILLING], key=lambda sequence: sequence.admitted_s)
+        order = self._chunk_turns.order([each.sender for each in prefilling_now])
+        by_state[SequenceState.PREFILLING] = [prefilling_now[place] for place in order]
         if waiting_now := by_state[SequenceState.WAITING]:
             turns = in_turns([each.sender for each in waiting_now], (each.sender for each in self.with_rows))
             by_state[SequenceState.WAITING] = [waiting_now[place] for place in turns]

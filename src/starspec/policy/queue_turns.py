@@ -1,4 +1,5 @@
-"""Whose request gets a target's next cache row, and who gives way in a full queue: owners of gateways take turns.
+"""Whose request gets a target's next cache row or chunk of a prompt, and who gives way in a full queue: owners of
+gateways take turns.
 
 So nobody gets more by opening more connections. The connections of one owner take turns at its share. Requests of one
 connection keep their order, so a target with one gateway has a plain queue. No I/O and no clock.
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from starspec.ids import PeerId
+
+MAX_REMEMBERED: Final = 1024  # owners and connections whose last chunks are remembered
 
 
 class Sender(NamedTuple):
@@ -54,6 +57,33 @@ def who_gives_way(waiting: Sequence[Sender], newcomer: Sender) -> int | None:
     if owner == newcomer.owner and num_of[greedy] <= num_of[newcomer] + 1:
         return None
     return max(place for place, each in enumerate(waiting) if each == greedy)
+
+
+class ChunkTurns:
+    """Whose prompt is forwarded next: that of the owner whose last chunk is longest ago, and so for its connections."""
+
+    def __init__(self) -> None:
+        self._num_chunks = 0
+        self._last_of: dict[str | Sender, int] = {}  # the number of its last chunk, lowest first
+
+    def order(self, prefilling: Sequence[Sender]) -> list[int]:
+        """The places of prompts, in the order in which they are to get chunks.
+
+        Args:
+            prefilling: the sender of each, oldest first.
+        """
+        senders = list(enumerate(prefilling))
+        last = self._last_of
+        return [place for place, _ in sorted(senders, key=lambda at: (last.get(at[1].owner, 0), last.get(at[1], 0)))]
+
+    def note(self, sender: Sender) -> None:
+        """A prompt of this sender got a chunk."""
+        self._num_chunks += 1
+        for name in (sender.owner, sender):
+            self._last_of.pop(name, None)
+            self._last_of[name] = self._num_chunks
+        while len(self._last_of) > MAX_REMEMBERED:
+            del self._last_of[next(iter(self._last_of))]
 
 
 def _in_turns(places: Iterable[int], waiting: Sequence[Hashable], running: Iterable[Hashable]) -> list[int]:

@@ -22,10 +22,10 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSnapshot:
-    """The target's sequences, each list oldest first."""
+    """The target's sequences; those of one connection are oldest first."""
 
     waiting: tuple[Candidate, ...]
-    prefilling: tuple[Candidate, ...]  # in the order of their admission
+    prefilling: tuple[Candidate, ...]  # in the order in which they are to get chunks
     running: tuple[Candidate, ...]
     num_free_rows: int
     depth: int = 1  # rounds that should be in flight
@@ -86,7 +86,7 @@ def keys_of(candidates: tuple[Candidate, ...]) -> tuple[RequestKey, ...]:
 
 
 def first_prefill(snapshot: ScheduleSnapshot, admit: tuple[RequestKey, ...]) -> RequestKey | None:
-    """The next prompt to prefill: one that has been started, else the oldest of those that are admitted now."""
+    """The next prompt to prefill: one that has a row, else the first of those that are admitted now."""
     started = (each.key for each in snapshot.prefilling if not each.is_in_flight)
     entering = (each for each in keys_of(snapshot.waiting) if each in admit)
     return next(chain(started, entering), None)
