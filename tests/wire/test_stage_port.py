@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -17,7 +18,8 @@ from starspec.errors import ConfigError
 from starspec.lab import LabThread
 from starspec.wire.callers import RELOAD_S
 from starspec.wire.keys import Keys, generate_keys, load_keys
-from starspec.wire.transports import target_sockets
+from starspec.wire.messages import Refused
+from starspec.wire.transports import stage_connection, target_sockets
 from starspec.wire.transports.sockets import Context
 from starspec.wire.transports.stage_connection import StageConnection
 from starspec.wire.transports.stage_port import StageArrival, StagePort
@@ -158,6 +160,46 @@ def test_a_stage_is_connected_once_its_own_public_key_is_there(tmp_path: Path) -
     key = public.read_bytes()
     shutil.copy(tmp_path / "hub.public", public)
     connects_once_mended(tmp_path, public, key, "belong to another stage")
+
+
+@pytest.mark.parametrize("nonsense", [bytes(100), b"\xff" * 64], ids=["zeros", "greeting"])
+def test_a_stage_is_connected_although_another_server_was_there(
+    nonsense: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZeroMQ does not connect again to what sent something else than ZMTP."""
+    monkeypatch.setattr(stage_connection, "GIVEN_UP_S", 0.5)
+    context = Context()
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        port = other.getsockname()[1]
+        connection = StageConnection(context, f"tcp://127.0.0.1:{port}", None, False, 2.0, "the target")
+        peer, _ = other.accept()
+        with closing(peer), suppress(ConnectionResetError):
+            peer.sendall(nonsense)
+            while peer.recv(1000):
+                pass
+    try:
+        with closing(StagePort("127.0.0.1", port, None, False, AuditLog.off())):
+            limit_s = time.monotonic() + LIMIT_S
+            while not connection.is_ready:
+                assert time.monotonic() < limit_s
+                time.sleep(0.01)
+                with suppress(ConfigError):
+                    connection.check()
+    finally:
+        connection.close()
+        context.term()
+
+
+def test_a_stage_is_connected_again_after_a_frame_beyond_all_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeroMQ does not connect again to who sent it."""
+    monkeypatch.setattr(stage_connection, "GIVEN_UP_S", 0.5)
+    monkeypatch.setattr(stage_connection, "MAX_TRAVERSAL_BYTES", 1000)
+    with connected() as (port, connection):
+        connection.send([b"x"])
+        [arrival] = receive(port)
+        port.send(arrival.peer, Refused("invalid", "x" * 2000))
+        until(connection, connection.take_break)
+        until(connection, lambda: connection.is_ready)
 
 
 def test_a_link_as_far_as_a_satellite_takes_keys(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from starspec.wire.transports.target_sockets import TargetSocket
 BEATS_IN_SILENCE: Final = 4  # heartbeats that a stage may leave unanswered before the connection ends
 MAX_BROKEN: Final = 4  # handshakes that may break off while a stage starts
 READY: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED
+GIVEN_UP_S: Final = HANDSHAKE_MS / 1000  # until ZeroMQ counts as having given a broken connection up
 
 
 class StageConnection:
@@ -56,7 +57,7 @@ class StageConnection:
         self._what = what
         self._is_connected = self._was_connected = False
         self._num_broken = 0  # handshakes, since it was connected
-        self._again_s = math.inf  # when it connects again after its key was refused: ZeroMQ does not
+        self._again_s = math.inf  # when it connects again: ZeroMQ does not after a refused key, or what is not ZMTP
         self._keys = keys
         self._stage_key = b"" if keys is None else keys.public_key_of("stage")
         self._connect = partial(_connecting, context, endpoint, keys, silence_s)
@@ -133,9 +134,11 @@ class StageConnection:
 
     def _note(self, event: int, value: int) -> str | None:
         """Returns: why the connection cannot be made, as far as this event tells."""
+        if event & (zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED):
+            self._again_s = time.monotonic() + GIVEN_UP_S
         if event == READY:
             self._is_connected = self._was_connected = True
-            self._num_broken = 0
+            self._num_broken, self._again_s = 0, math.inf
         elif event & LOST and self._is_connected:
             self._is_connected, self.has_broken = False, True
         elif event & HANDSHAKE_FAILED:
