@@ -410,6 +410,16 @@ def test_a_model_of_others_is_not_replaced(target_folder, prompt_file, tmp_path,
     assert (out / "config.json").read_bytes() == (target_folder / "config.json").read_bytes()
 
 
+def test_a_trained_head_is_not_replaced_by_another_training(target_folder, prompt_file, tmp_path, capsys):
+    out = tmp_path / "head"
+    assert train(target_folder, prompt_file, out) == 0
+    shutil.rmtree(out / "work")
+    weights = (out / "model.safetensors").read_bytes()
+    assert train(target_folder, prompt_file, out) == 2
+    assert "holds a trained head, which would be lost" in capsys.readouterr().err.replace("\n", " ")
+    assert (out / "model.safetensors").read_bytes() == weights
+
+
 def test_a_training_that_is_at_its_end_says_so_again(target_folder, prompt_file, tmp_path):
     out, report_file = tmp_path / "head", tmp_path / "report.json"
     for _ in range(2):

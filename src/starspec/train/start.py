@@ -46,6 +46,10 @@ def check_plan(plan: HeadPlan) -> tuple[int, ...]:
         raise ConfigError(f"'{plan.out}' has a README.md that is not a model card of ours: give another --out")
     if (plan.out / "config.json").exists() and not (plan.out / "provenance.json").exists():
         raise ConfigError(f"'{plan.out}' holds a model that we did not train: give another --out")
+    if (plan.out / "config.json").exists() and not (plan.out / "work").exists():
+        raise ConfigError(
+            f"'{plan.out}' holds a trained head, which would be lost, and no work/ to go on with: give another --out"
+        )
     if plan.start_from is not None and plan.start_from.resolve() == plan.out.resolve():
         raise ConfigError(f"'{plan.out}' cannot be both started from and renewed: give another --out")
     config = _read_config(answers.target)
