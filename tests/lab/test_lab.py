@@ -233,6 +233,8 @@ async def test_a_lab_runs_in_a_loop_that_is_there(echo: EchoServer) -> None:
         ([LabLink(to="tcp://a:1"), LabLink(to="tcp://b:1")], "two links are called '0'"),
         ([LabLink(to="nowhere")], "the server of link '0' is at 'nowhere', which is not of the form tcp://host:port"),
         ([LabLink(to="tcp://a:65535", listen="7700-7701")], "its server's would end beyond 65535"),
+        ([LabLink(to="tcp://127.0.0.1:7700", listen="7700")], "link '7700' leads to itself"),
+        ([LabLink(to="tcp://[::1]:7702", listen="[::1]:7700-7702")], "leads to itself: it listens where its server"),
         ([LabLink(to="tcp://a:1", listen="0.0.0.0:0")], "the lab would listen on 0.0.0.0 and pass on whatever comes"),
     ],
 )
@@ -244,5 +246,5 @@ def test_a_lab_that_cannot_be_is_refused_in_a_sentence(links: list[LabLink], sen
 def test_a_taken_port_is_named(echo: EchoServer) -> None:
     port = echo.endpoint.rpartition(":")[2]
     sentence = f"the lab cannot listen on 127.0.0.1:{port}: address already in use"
-    with pytest.raises(ConfigError, match=sentence), LabThread(LabLink(to=echo.endpoint, listen=port)):
+    with pytest.raises(ConfigError, match=sentence), LabThread(LabLink(to="tcp://127.0.0.1:9", listen=port)):
         pass

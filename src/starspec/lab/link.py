@@ -243,7 +243,13 @@ def server_of(config: LabLink, num_ports: int) -> tuple[str, int]:
     port = int(config.to.rpartition(":")[2])
     if port + num_ports > 65536:
         raise ConfigError(f"link '{config.label}' has {num_ports} ports, and its server's would end beyond 65535")
-    return host.strip("[]"), port
+    host, where = host.strip("[]"), Listen.parse(config.listen)
+    if host == where.host and where.first_port < port + num_ports and port <= where.last_port and where.first_port:
+        raise ConfigError(
+            f"link '{config.label}' leads to itself: it listens where its server is said to be, at {config.to}; let it"
+            " listen elsewhere, as on 127.0.0.2"
+        )
+    return host, port
 
 
 async def _listen(where: Listen, listens: MakeSocket, *, is_small: bool) -> list[socket.socket]:
