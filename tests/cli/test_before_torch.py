@@ -27,6 +27,7 @@ NGRAM = ("draft", "--spec-method", "ngram", "--port", "0")
 GATEWAY = ("gateway", *TARGET, "--endpoint", "tcp://127.0.0.1:9")
 OTHERS_HEAD = ("--target", "HERE/small", "--draft", "HERE/head")
 NO_FIT = "does not fit its target: it takes features of size 64, and the target's are of size 32"
+NO_HEAD = "is no EAGLE head, by its config.json: give a draft model as --draft"
 NO_MODEL = "is an EAGLE head, which drafts for a model: give it as the draft"
 SYNTHETIC = "synthetic model: unknown key 'vocabs'; did you mean 'vocab'?"
 TOO_LONG = "max_model_len 900000 is more than the 2048 tokens that"
@@ -303,6 +304,15 @@ LINES = {
     "bench certify: another model's head": (
         ("bench", "certify", "--model", "HERE/small", "--head", "HERE/head"),
         NO_FIT,
+    ),
+    "bench certify: a model as head": (("bench", "certify", "--model", "HERE/small", "--head", "HERE/small"), NO_HEAD),
+    "bench grammar: a model as head": (
+        ("bench", "grammar", *PAIR, "--draft-quantization", "none", "--head", "HERE/small"),
+        NO_HEAD,
+    ),
+    "bench length: a model as head": (
+        ("bench", "length", "--target", "HERE/small", "--head", "HERE/small"),
+        NO_HEAD,
     ),
     "bench certify: prompts": (("bench", "certify", "--model", "synthetic:", *DATASET), NO_FILE),
     "bench certify: part": (

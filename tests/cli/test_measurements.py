@@ -180,7 +180,8 @@ def test_certify_says_which_models_its_part_does_not_use(part: str, unused: str,
     def find(*_: object) -> None:
         raise ConfigError("it is enough")
 
-    monkeypatch.setattr(import_module("starspec.cli.bench_certify"), "check_models", lambda *_: None)
+    for check in ("check_models", "check_names_a_head"):
+        monkeypatch.setattr(import_module("starspec.cli.bench_certify"), check, lambda *_: None)
     monkeypatch.setattr(certify, "certify", find)
     words = ("--model", "a", "--head", "b", "--target", "c", "--draft", "d")
     first, *_, last = starspec("bench", "certify", *words, "--part", part).err.splitlines()

@@ -15,6 +15,7 @@ from starspec.cli.measuring import Quick, measuring, publish
 from starspec.config import ModelConfig, Option
 from starspec.config.option import A_MODEL, MEASURE, MODELS
 from starspec.errors import ConfigError
+from starspec.models.heads.detect import check_names_a_head
 from starspec.models.loading.checks import check_models
 
 CertifiedPart = Literal[  # importing claims imports torch
@@ -88,6 +89,8 @@ def certify(
     for target, draft in ((options.model, options.head), (options.target, options.draft)):
         if target is not None:
             check_models(replace(runs, model=target), None if draft is None else replace(runs, model=draft))
+    if options.head is not None:
+        check_names_a_head(options.head)
     if options.unused:
         print(f"bench certify: --part {options.part} does not use {', '.join(options.unused)}", file=sys.stderr)
     with measuring("bench certify") as bar:

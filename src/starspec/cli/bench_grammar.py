@@ -12,6 +12,7 @@ from starspec.cli.files import JsonFile
 from starspec.cli.measuring import Quick, measuring, publish
 from starspec.config.option import MODELS
 from starspec.harness.model_pair import ModelPair
+from starspec.models.heads.detect import check_names_a_head
 from starspec.models.loading.checks import find_pair
 
 Head = Annotated[
@@ -35,6 +36,8 @@ def grammar(
     """
     models.find()
     find_pair(models.target, head)
+    if head is not None:
+        check_names_a_head(head)
     with measuring("bench grammar") as bar:
         from starspec.bench.grammar.measure import blocks, measure_grammar, mistakes_of  # noqa: PLC0415 (torch)
 

@@ -16,6 +16,7 @@ from starspec.cli.measuring import Quick, measuring, publish
 from starspec.config.option import MEASURE, MODELS
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
+from starspec.models.heads.detect import check_names_a_head
 from starspec.quoting import escaped
 
 Head = Annotated[
@@ -70,6 +71,8 @@ def length(
     files = dict(zip(_names_of(dataset), prompt_files(dataset), strict=True))
     for each in drafters.values():
         each.find()
+    if head and pair.method == "draft_model":  # or a head whose config.json says it not
+        check_names_a_head(head)
     with measuring("bench length") as bar:
         from starspec.bench.length.real_pair import measure_real_pair  # noqa: PLC0415 (torch)
         from starspec.bench.length.real_report import blocks, draw  # noqa: PLC0415

@@ -20,6 +20,12 @@ def looks_like_a_head(model: str | None) -> bool:
     return names_a_head(_config_of(model))
 
 
+def check_names_a_head(model: str) -> None:
+    """Check a model that was given as --head. Raises: ModelError if its config.json names no EAGLE head."""
+    if not looks_like_a_head(model):
+        raise ModelError(f"--head '{model}' is no EAGLE head, by its config.json: give a draft model as --draft")
+
+
 def check_head_files(target: str, draft: str) -> None:
     """Compare the config.json of a head with its target's, as far as both state the sizes. Other drafts pass.
 
