@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -153,6 +154,16 @@ def test_streams_read_in_turns_and_answers_between_them_lose_nothing() -> None:
     ]
     assert between.outputs[0].token_ids == wholes[2].token_ids
     assert not llm.engine.has_work
+
+
+@pytest.mark.parametrize("name", ["plain", "ngram", "draft"])
+def test_threads_that_ask_at_once_get_the_answers_that_each_would_get_alone(name: str) -> None:
+    llm, prompts = llm_of(name, max_num_seqs=2), [[number, 2, 3] for number in range(8)]
+    alone = [llm.generate(each, GREEDY)[0].outputs[0].token_ids for each in prompts]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        together = list(threads.map(lambda each: llm.generate(each, GREEDY)[0].outputs[0].token_ids, prompts))
+        streamed = list(threads.map(lambda each: [t for p in llm.stream(each, GREEDY) for t in p.token_ids], prompts))
+    assert together == streamed == alone
 
 
 def test_a_seed_of_numpy_is_a_seed() -> None:

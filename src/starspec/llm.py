@@ -1,4 +1,4 @@
-"""The offline API, like vLLM's `LLM`: a target and its hub take turns on one thread of this process.
+"""The offline API, like vLLM's `LLM`: a target and its hub take turns on the caller's thread.
 
 A hub that is told to run ahead has a process of its own instead.
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +60,8 @@ DEFAULT_DTYPE = ModelConfig(model="").dtype
 
 class LLM:
     """A target in this process, with a draft if `speculative_config` names one.
+
+    Several threads may ask at once: their answers share rounds, which one of the threads at a time computes.
 
     Args:
         model: Hugging Face folder, hub id, .gguf file, or "synthetic:...".
@@ -106,6 +109,7 @@ class LLM:
         self._end_drafts = weakref.finalize(self, _end_drafts, drafts, os.getpid())
         self._request_numbers = itertools.count(1)
         self._takers: dict[RequestId, Callable[[EngineOutput], None]] = {}  # by open request: `generate` or a stream
+        self._turn = threading.RLock()  # of the thread that has the engine
 
     def get_tokenizer(self) -> Any:
         """The tokenizer of the target, by the name that vLLM gives this."""
@@ -121,7 +125,8 @@ class LLM:
 
     def close(self) -> None:
         """Leave the hub; one in a process of its own ends. Idempotent. Afterwards every question is a StarspecError."""
-        self._end_drafts()
+        with self._turn:
+            self._end_drafts()
 
     def generate(
         self,
@@ -199,15 +204,16 @@ class LLM:
         token_ids = self._token_ids(unwrapped(prompt), add_special_tokens)
         self._check_params(params, len(token_ids))
         (spec,) = self._specs(token_ids, params)
-        self.engine.submit(request_id, spec)
         pieces = deque[EngineOutput]()
-        self._takers[request_id] = pieces.append
+        with self._turn:
+            self.engine.submit(request_id, spec)
+            self._takers[request_id] = pieces.append
         try:
             is_done = False
             while not is_done:
                 self._check_open()
                 while not pieces:
-                    self._step()
+                    self._step(unless=lambda: bool(pieces))
                 piece = pieces.popleft()
                 is_done = piece.finish_reason is not None
                 yield piece
@@ -259,15 +265,17 @@ class LLM:
                 unfinished.discard(output.request_id)
                 bar.show("answers", len(answers) - len(unfinished), len(answers))
 
-        self._takers |= dict.fromkeys(answers, take)
+        with self._turn:
+            self._takers |= dict.fromkeys(answers, take)
         bar = ProgressBar("generating", is_shown=is_shown)
         try:
             with bar:
                 while unfinished:
-                    while upcoming is not None and self.engine.has_room:
-                        self.engine.submit(*upcoming)
-                        upcoming = next(waiting, None)
-                    self._step()
+                    with self._turn:
+                        while upcoming is not None and self.engine.has_room:
+                            self.engine.submit(*upcoming)
+                            upcoming = next(waiting, None)
+                    self._step(unless=lambda: not unfinished)
         finally:
             for request_id in answers:
                 self._let_go(request_id)
@@ -277,13 +285,19 @@ class LLM:
         if not self._end_drafts.alive:
             raise StarspecError("this LLM is closed")
 
-    def _step(self) -> None:
-        for output in self.engine.step().values():
-            self._takers[output.request_id](output)
+    def _step(self, unless: Callable[[], bool]) -> None:
+        """Take one step, unless another thread's step has brought what the caller waits for. Raises: as _check_open."""
+        with self._turn:
+            if unless():
+                return
+            self._check_open()
+            for output in self.engine.step().values():
+                self._takers[output.request_id](output)
 
     def _let_go(self, request_id: RequestId) -> None:
-        self.engine.abort(request_id)
-        del self._takers[request_id]
+        with self._turn:
+            self.engine.abort(request_id)
+            del self._takers[request_id]
 
 
 def _end_drafts(drafts: Drafts, creator_pid: int) -> None:
