@@ -173,11 +173,13 @@ class ServingClient:
         """Start a new connection with an empty queue, so that a new target process gets no old messages.
 
         A target that restarts before its end is noticed may still get messages sent meanwhile. The caller that gets
-        PeerLost from `receive` therefore aborts its requests.
+        PeerLost from `receive` therefore aborts its requests. ZeroMQ gives a connection up for ever over which a frame
+        beyond the limit came, so both are made anew.
         """
-        with contextlib.suppress(zmq.ZMQError):  # it has none after a refusal
-            self._socket.disconnect(self.endpoint)
-        connect(self._socket, self.endpoint)
+        for socket in (self._socket, self._probe):
+            with contextlib.suppress(zmq.ZMQError):  # it has no connection after a refusal
+                socket.disconnect(self.endpoint)
+            connect(socket, self.endpoint)
 
     def _take_newer_key(self) -> None:
         """If the target has another key by now, connect with it."""
@@ -187,9 +189,7 @@ class ServingClient:
         self._target_key = key
         for socket in (self._socket, self._probe):
             socket.curve_serverkey = key
-            with contextlib.suppress(zmq.ZMQError):  # it has no connection after a refusal
-                socket.disconnect(self.endpoint)
-            connect(socket, self.endpoint)
+        self._reconnect()
 
     def _try_again(self) -> None:
         if not self._is_closed and not self.is_connected:

@@ -37,7 +37,7 @@ from starspec.wire.transports.sockets import Socket, receive_at_most
 from starspec.wire.transports.unread import Limits
 
 MAX_FRAMES: Final = 64  # of one multipart: a gateway sends one frame in each
-GATEWAY_LIMITS: Final = Limits(whole=34 * 2**20)  # of what is not read yet: long prompts that come during a step
+GATEWAY_LIMITS: Final = Limits(whole=48 * 2**20)  # of what is not read yet: long prompts that come during a step
 READ_COST, DRAIN_COST = 2.0, 0.5  # of READ_FRAMES: what a multipart takes at least, and one that is dropped unseen
 DRAINED_PER_UNIT: Final = 8  # frames of one that floods: to read one and drop it takes half a microsecond
 FLOODED_WAIT_S: Final = 0.01  # when more came than is read
