@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import queue
 import re
@@ -43,7 +44,7 @@ from starspec.wire.messages import (
     Verdict,
     Welcome,
 )
-from starspec.wire.transports import hub_io, hub_link, sockets
+from starspec.wire.transports import hub_io, hub_link, sockets, zmq_target
 from starspec.wire.transports.base import HubTransportStats, Joined, Left
 from starspec.wire.transports.hub_io import HubQueues, Outgoing
 from starspec.wire.transports.zmq_hub import ZmqHub
@@ -87,6 +88,23 @@ def test_what_is_there_and_does_not_answer_is_a_warning_soon(star) -> None:
             target.receive(0.0)
     assert [each["problem"] for each in logs if each["log_level"] == "warning"] == [target.problem]
     assert "is there and does not answer: does the hub hang, or is it not a hub?" in target.problem
+
+
+@pytest.mark.parametrize("nonsense", [bytes(100), b"\xff" * 64], ids=["zeros", "greeting"])
+def test_a_hub_is_found_although_another_server_was_there(star, nonsense: bytes, monkeypatch) -> None:
+    """ZeroMQ does not connect again to what sent something else than ZMTP."""
+    monkeypatch.setattr(zmq_target, "GIVEN_UP_S", 0.5)
+    with contextlib.closing(stdlib_socket.create_server(("127.0.0.1", 0))) as other:
+        port = other.getsockname()[1]
+        target = star.target(f"tcp://127.0.0.1:{port}")
+        target.receive(0.0)
+        peer, _ = other.accept()
+        with contextlib.closing(peer), contextlib.suppress(ConnectionResetError):
+            peer.sendall(nonsense)
+            while peer.recv(1000):
+                pass
+    star.hub(port=port)
+    star.until(lambda: target.is_connected, target)
 
 
 def test_a_target_is_welcomed_to_a_port_of_its_own_and_is_answered_there(star) -> None:

@@ -24,12 +24,11 @@ from starspec.wire.transports.sockets import (
     host_of,
     make_socket,
 )
-from starspec.wire.transports.target_sockets import TargetSocket
+from starspec.wire.transports.target_sockets import GIVEN_UP_S, TargetSocket
 
 BEATS_IN_SILENCE: Final = 4  # heartbeats that a stage may leave unanswered before the connection ends
 MAX_BROKEN: Final = 4  # handshakes that may break off while a stage starts
 READY: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED
-GIVEN_UP_S: Final = HANDSHAKE_MS / 1000  # until ZeroMQ counts as having given a broken connection up
 
 
 class StageConnection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import zmq
 
@@ -22,6 +23,9 @@ from starspec.wire.transports.sockets import (
 )
 from starspec.wire.transports.unread_guard import UnreadGuard
 from starspec.wire.transports.unsent import MAX_LARGE_BYTES, Unsent
+
+GIVEN_UP_S: Final = HANDSHAKE_MS / 1000  # a connection that is not made so long after it broke is one of those that
+# ZeroMQ does not make again: what came was not ZMTP, or a frame too long
 
 _pairs = itertools.count()
 
@@ -44,10 +48,10 @@ class SocketFactory:
         return key is not None
 
     def connect_public(self, endpoint: str) -> TargetSocket:
-        """Connect to the public port. The socket reconnects by itself; `events` tells failed handshakes."""
+        """Connect to the public port. The socket mostly reconnects by itself; `events` tells what has failed."""
         socket = self._socket()
         socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 250
-        return TargetSocket.connecting(socket, endpoint, HANDSHAKE_FAILED)
+        return TargetSocket.connecting(socket, endpoint, HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED)
 
     def connect_own(self, endpoint: str, identity: bytes) -> TargetSocket:
         """Connect to the target's own port. `events` tells when the connection breaks; it does not reconnect.
