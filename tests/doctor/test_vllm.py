@@ -51,6 +51,12 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
+def test_a_gateway_of_ours_is_called_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PAGES, "/v1/models", json.dumps({"data": [{"id": "m", "owned_by": "starspec"}]}))
+    with pytest.raises(ConfigError, match="is a gateway of starspec: `starspec top` shows its drafts"):
+        vllm_status(url)
+
+
 def test_a_server_is_read_over_all_its_engines(url: str) -> None:
     reading = vllm_status(f"{url}/v1/")
     assert reading.models == ("m",)

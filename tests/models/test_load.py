@@ -97,6 +97,21 @@ def test_a_cache_that_does_not_fit_is_refused_before_weights_are_read(folder, re
         load(folder, num_rows=3)
 
 
+def test_weights_that_may_not_be_read_or_were_never_fetched_are_called_so(llama, monkeypatch):
+    weights = llama / "model.safetensors"
+    weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 269060552\n")
+    assert refusal(llama) == f"'{weights}' is a pointer of Git LFS, not the weights: get them with git lfs pull"
+    opened = Path.open
+
+    def refuse(path, *more, **named):
+        if path == weights:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *more, **named)
+
+    monkeypatch.setattr(Path, "open", refuse)  # root may read all files
+    assert refusal(llama) == f"the weights of '{llama}' cannot be read: {weights}: Permission denied"
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_transposed_weights_are_quantized_too(tmp_path, save_with_tokenizer, quantization):
     """GPT-2 keeps its linears [in, out]."""
@@ -391,7 +406,8 @@ def test_an_error_points_to_no_report_that_is_not_shown(text):
 
 
 @pytest.mark.parametrize(("fused", "packed"), [(True, 9), (False, 15)])  # 2 layers, and the logits
-def test_loading_says_its_stages_and_how_far_they_are(llama, fused, packed):
+def test_loading_says_its_stages_and_how_far_they_are(llama, fused, packed, tmp_path, monkeypatch):
+    monkeypatch.setenv("STARSPEC_CACHE", str(tmp_path / "cache"))  # no probe is kept there
     heard = []
     with listening(lambda *said: heard.append(said)):
         load(llama, fused=fused, quantization="int8", numerics="invariant")

@@ -55,9 +55,12 @@ def vllm_status(url: str) -> VllmStatus:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(f"no vLLM server answers at {url}: {error}") from error
     try:
-        models = tuple(str(each["id"]) for each in listed.json()["data"]) if listed.is_success else ()
+        listing = listed.json()["data"] if listed.is_success else []
+        models = tuple(str(each["id"]) for each in listing)
+        if any(each.get("owned_by") == "starspec" for each in listing):
+            raise ConfigError(f"what answers at {url} is a gateway of starspec: `starspec top` shows its drafts")
         return status_of(str(version.json()["version"]), models, metrics.text)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"what answers at {url} is not a vLLM server") from error
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from starspec.errors import ModelError
 from starspec.json_text import parse_json
 from starspec.models.loading.locate import locate, names_a_file
+from starspec.models.loading.tensors import check_weight_files
 from starspec.models.loading.transformers_calls import first_line
 
 PICKLED: Final = "pytorch_model.bin"
@@ -52,6 +53,7 @@ def _read_tensors(head: str, folder: Path) -> dict[str, Tensor]:
     for file in files:
         if not file.is_file():
             raise ModelError(f"'{head}' has no weights: there is neither model.safetensors nor {PICKLED}")
+        check_weight_files(head, [file])
         try:
             loaded = _unpickled(file) if file.name == PICKLED else load_file(file)
         except Exception as error:  # corrupt files raise nearly every type there is

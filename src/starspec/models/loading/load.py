@@ -24,7 +24,7 @@ from starspec.models.loading.model_fingerprint import model_fingerprint
 from starspec.models.loading.part import drop_tied, leave_out
 from starspec.models.loading.progress import counted, counting, report
 from starspec.models.loading.supported import check_class, check_config, model_length
-from starspec.models.loading.tensors import check_finite
+from starspec.models.loading.tensors import check_finite, check_weight_files
 from starspec.models.loading.tokenizer import eos_token_ids, load_tokenizer
 from starspec.models.loading.transformers_calls import as_model_error, naming
 from starspec.models.packed import PackedRunner, check_cache
@@ -150,6 +150,7 @@ def _find(config: ModelConfig, part: str | None) -> _Found:
     num_layers, num_kv_heads, head_dim = cache_shape(hf_config)
     layers = LayerRange.whole(num_layers) if part is None else LayerRange.parse(part, num_layers)
     num_cache_bytes = check_cache(config, max_model_len, layers.size, num_kv_heads, head_dim)
+    check_weight_files(config.model, folder.glob("*.safetensors"))
     return _Found(device, folder, hf_config, layers, max_model_len, num_cache_bytes)
 
 
