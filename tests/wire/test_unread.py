@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
+import signal
 import socket
 import struct
 import threading
@@ -37,10 +39,10 @@ from starspec.wire.messages import (
     VerdictOf,
     Welcome,
 )
-from starspec.wire.transports import target_sockets, tcp_state, unread
+from starspec.wire.transports import stage_port, target_sockets, tcp_state, unread
 from starspec.wire.transports.base import Left
 from starspec.wire.transports.hub_outbox import WINDOW_BYTES
-from starspec.wire.transports.serving_client import ServingClient
+from starspec.wire.transports.serving_client import PROBE_SILENCE_MS, ServingClient
 from starspec.wire.transports.serving_server import ServingServer
 from starspec.wire.transports.sockets import (
     HEARTBEAT_MS,
@@ -147,6 +149,64 @@ def test_the_public_port_cuts_what_never_ends(star, little: int) -> None:
     star.connected(hub.endpoint)
 
 
+def wait_until_ended(peer: HandMade) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while is_open(peer):
+        assert time.monotonic() < end_s
+
+
+def test_the_public_port_ends_a_connection_that_asks_all_the_time(star) -> None:
+    hub = star.hub()
+    honest = star.connected(hub.endpoint)
+    port = int(hub.endpoint.rsplit(":", 1)[1])
+    with HandMade.to(port) as flooding:
+        for _ in range(200):
+            flooding.send(encode(Ask(PROTOCOL_VERSION)))
+        wait_until_ended(flooding)
+    assert honest.is_connected
+
+
+def test_strangers_at_a_target_s_own_port_are_ended_and_do_not_speak_for_the_hub(star) -> None:
+    hub = star.hub()
+    target = star.connected(hub.endpoint)
+    assert target.welcome is not None
+    port, many = target.welcome.port, [Features(Tag(1), start, 1, bytes(MAX_FRAME_BYTES // 2)) for start in range(240)]
+    with hub.computing():
+        target.send(many)
+        star.until(lambda: target._outbox._num_waiting > 0 and not target.receive(2 * QUIET_S))
+        num_waiting = target._outbox._num_waiting
+        for _ in range(8):  # each time, the hub asks whether the connection that broke was the target's
+            HandMade.to(port).socket.close()
+            assert all(isinstance(each, Pong) for each in target.receive(2 * LOOK_S))
+        assert target._outbox._num_waiting == num_waiting
+        assert target.is_connected
+    with HandMade.to(port) as stranger:
+        with contextlib.suppress(OSError):
+            stranger.socket.sendall(TINY * 100)
+        star.until(lambda: not is_open(stranger), target)
+    assert target.num_connects == 1
+
+
+def test_a_stage_takes_nothing_of_a_connection_that_flooded_though_it_has_forgotten_it(monkeypatch) -> None:
+    monkeypatch.setattr(stage_port, "MAX_PEERS", 1)
+    port = StagePort("127.0.0.1", 0, None, False, AuditLog.off())
+    with contextlib.closing(port), HandMade.to(port.port) as flooding, HandMade.to(port.port) as honest:
+        flooding.socket.sendall((b"\x01\x00" * 4 + b"\x00\x00") * 3)
+        honest.socket.sendall(TINY * 3)
+        time.sleep(QUIET_S)
+        assert {len(arrival.frames) for arrival in port.receive()} == {1}
+
+
+def test_after_a_long_step_a_target_reads_more(server) -> None:
+    with HandMade.to(server.port) as peer:
+        peer.send(encode(Ask(PROTOCOL_VERSION)))
+        assert server.receive(PATIENCE_S)
+        peer.socket.sendall(b"\x00\x00" * 5000)
+        time.sleep(2 * QUIET_S)
+        server.receive(0)
+        assert server._inbox._num_held > 2048
+
+
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     """A server that speaks by hand."""
@@ -171,6 +231,22 @@ async def test_a_gateway_ends_the_connections_to_a_target_whose_multiparts_never
             assert await asyncio.to_thread(peers[number].send_until_cut, bytes(LARGE), little)
         with pytest.raises(PeerLost):
             await asyncio.wait_for(listening, PATIENCE_S)
+        assert client.num_frames_rejected == 1
+
+
+async def test_a_gateway_loses_no_requests_when_only_the_connection_for_heartbeats_is_ended(
+    listener: socket.socket, little: int
+) -> None:
+    client = ServingClient(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+    listening = asyncio.create_task(client.receive())
+    with contextlib.closing(client):
+        peers = [await asyncio.to_thread(accept, listener) for _ in range(2)]
+        with peers[0], peers[1]:
+            await asyncio.sleep(PROBE_SILENCE_MS / 2000)
+            [beating] = [each for each in peers if select.select([each.socket], [], [], 0)[0]]
+            assert await asyncio.to_thread(beating.send_until_cut, bytes(LARGE), little)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(listening, QUIET_S)
         assert client.num_frames_rejected == 1
 
 
@@ -454,6 +530,35 @@ def test_a_peer_of_which_little_is_read_is_ended(crowd: Crowd, little: int) -> N
         num_cut = crowd.hear()
 
 
+def test_behind_many_short_messages_only_so_many_may_wait(crowd: Crowd) -> None:
+    flooding, honest = crowd.come(), crowd.come()
+    crowd.say(flooding)
+    crowd.say(honest)
+    honest.socket.sendall(
+        TINY * (unread.NUM_TELLING - 1) + b"\x02" + struct.pack(">Q", MAX_FRAME_BYTES) + bytes(MAX_FRAME_BYTES)
+    )
+    flooding.socket.sendall(TINY * 2 * unread.MAX_FRAMES)
+    time.sleep(QUIET_S)
+    crowd.monitor.look()
+    num_cut = sum(crowd.hear() for _ in range(2 * unread.NUM_TELLING))
+    assert num_cut == 1
+    assert is_open(honest)
+
+
+def test_what_comes_before_a_message_is_read_and_is_not_whole_counts_afterwards(crowd: Crowd) -> None:
+    peer = crowd.come()
+    peer.send(b"hello")
+    with contextlib.suppress(TimeoutError):
+        peer.socket.sendall((b"\x03" + struct.pack(">Q", LARGE) + bytes(LARGE)) * 2)
+    time.sleep(QUIET_S)
+    crowd.monitor.look()
+    crowd.monitor.unread.hear(crowd.router.recv_multipart(copy=False)[1])
+    crowd.monitor.unread.note_empty()
+    assert crowd.monitor.look() == 0
+    [connection] = crowd.monitor.unread._connections.values()
+    assert connection.came - connection.read > LARGE
+
+
 def test_a_descriptor_that_leads_elsewhere_is_not_touched(monkeypatch) -> None:
     monkeypatch.setattr(unread, "MAX_UNREAD_BYTES", -1)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router, contextlib.ExitStack() as stack:
@@ -592,3 +697,14 @@ def test_only_a_connection_over_which_a_message_came_moves_anything(crowd: Crowd
     crowd.say(peer)
     send(peer)
     assert watched.num_moves > 0
+
+
+def test_what_waits_for_a_hub_that_is_gone_is_freed(star) -> None:
+    hub = star.hub_process()
+    target = star.connected(hub.endpoint)
+    hub.signal(signal.SIGSTOP)
+    target.send([Features(Tag(1), start, 1, bytes(MAX_FRAME_BYTES // 2)) for start in range(120)])
+    assert target._outbox._num_waiting > 0
+    hub.signal(signal.SIGKILL)
+    star.until(lambda: not target.is_connected, target)
+    assert target._outbox._num_waiting == 0

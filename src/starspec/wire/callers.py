@@ -214,8 +214,12 @@ class Doorkeeper:
 
     def shut_behind(self, frame: zmq.Frame) -> None:
         """The connection of this frame flooded: let no other one of its owner in for a while. From any thread."""
+        self.shut(owner_of(frame, self._callers))
+
+    def shut(self, owner: str) -> None:
+        """As `shut_behind`, for an owner as `owner_of` tells it."""
         with self._lock:
-            self._door.shut(owner_of(frame, self._callers), self._clock())
+            self._door.shut(owner, self._clock())
 
     def _serve(self, socket: zmq.Socket[bytes]) -> None:
         with socket:

@@ -23,6 +23,7 @@ from starspec.policy.peer_limits import (
     spared_by_features,
     work_of,
 )
+from starspec.wire.callers import Doorkeeper
 from starspec.wire.codec import MAX_FRAME_BYTES, MAX_MESSAGES, Decoder, encode
 from starspec.wire.keys import NamedKey
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
@@ -36,6 +37,11 @@ from starspec.wire.transports.unsent import Unsent
 
 ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port
 TARGET_LIMITS: Final = Limits(whole=3 * WINDOW_BYTES // 2)  # of what is not read: an honest one stays within the window
+PROBE: Final = Pong(1)  # no answer, and no news for a target; Pong 0 would tell that this hub has read
+STRANGE_PER_S: Final = (
+    8.0  # messages over a target's own port that are not the target's; beyond them who sends is ended
+)
+STRANGE_BURST: Final = 32.0
 READ_BURST: Final = 64  # multiparts of one target before the next target is read
 
 log = structlog.get_logger()
@@ -48,7 +54,7 @@ class HubLink:
         socket: bound to the target's own port; this link closes it.
         terms: the Welcome for the target, with its `link_id` and `port`.
         stats: counts what is not passed on to the hub.
-        shut_behind: told a frame of a connection that floods.
+        doorkeeper: told of connections that flood.
         may_join: asked when the target has come to its port; returns whether there is a place for it.
         now: seconds on the transport's clock, here and below.
         key: that said Hello.
@@ -66,7 +72,7 @@ class HubLink:
         key: NamedKey,
         audit: AuditLog,
         log_limit: LogLimit,
-        shut_behind: Callable[[zmq.Frame], None],
+        doorkeeper: Doorkeeper,
         may_join: Callable[[], bool] = lambda: True,
         owner: str = "",
         max_len: int = MAX_FRAME_BYTES,
@@ -84,14 +90,17 @@ class HubLink:
         self.used_at = now  # when the target opened a tag to get drafts, or got some, last
         self._allowance = Allowance(WORK_PER_S, WORK_BURST)
         self.has_sent_too_much = False  # more than its allowance, when it was read last
-        self._monitor = UnreadMonitor(socket, LOST, most=MAX_OWN_CONNECTIONS, limits=TARGET_LIMITS)
+        self._monitor = UnreadMonitor(
+            socket, LOST, most=MAX_OWN_CONNECTIONS, limits=TARGET_LIMITS, shut=doorkeeper.shut
+        )
         self._name = terms.link_id.encode()  # what only the target knows
         self._peer: bytes | None = None  # its connection, once something came over it
         self._decoder: Decoder[TargetToHub] = Decoder(TargetToHub, hello.vocab_size, max_len=max_len)
         self._unsent = Unsent()
         self._stats = stats
         self._may_join = may_join
-        self._shut_behind = shut_behind
+        self._doorkeeper = doorkeeper
+        self._strange = Allowance(STRANGE_PER_S, STRANGE_BURST)
         self._heard_at = now
         self._fault_at = -math.inf
         self._is_probe_due = False
@@ -109,7 +118,7 @@ class HubLink:
         for _ in range(READ_BURST):
             num_before = len(arrivals)
             try:
-                peer, frames = self._read_one()
+                peer, frames = self._read_one(now)
             except zmq.Again:
                 self._monitor.unread.note_empty()
                 break
@@ -207,7 +216,7 @@ class HubLink:
         why = {} if reason is None else {"reason": reason}
         self._log_limit.log(log.info, event, target=self.hello.target_id, link=self.link_id, **why)
 
-    def _read_one(self) -> tuple[bytes, list[bytes]]:
+    def _read_one(self, now: float) -> tuple[bytes, list[bytes]]:
         """The connection and the frames of one multipart. Raises: zmq.Again if nothing has arrived.
 
         Effects: the first connection of a peer with the link's name is the target's.
@@ -216,10 +225,12 @@ class HubLink:
         if self._peer is None and name_of(frames[0]) == self._name:
             self._peer = sender.bytes
         if sender.bytes == self._peer:  # another one stays a newcomer, whatever it says
-            self._monitor.unread.hear(frames[0], frames[1:])
+            self._monitor.unread.hear(frames[0], frames[1:], owner=self.owner)
+        elif not self._strange.take(1.0, now):
+            num_beyond += 1
         if num_beyond:
+            self._doorkeeper.shut_behind(frames[0])
             self._monitor.unread.bar(sender.bytes, frames[0])
-            self._shut_behind(frames[0])
             self._stats.num_frames_rejected += 1
             return sender.bytes, []
         return sender.bytes, [frame.bytes for frame in frames]
@@ -267,7 +278,7 @@ class HubLink:
     def _probe(self) -> None:
         """A connection to this port broke. If it was the target's own, the link is over."""
         try:
-            self.socket.send_multipart([self._peer or b"", encode(Pong(0))], zmq.NOBLOCK)
+            self.socket.send_multipart([self._peer or b"", encode(PROBE)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:  # EAGAIN would mean that the target is there and does not read
                 self.end("the connection broke")

@@ -6,10 +6,11 @@ import math
 import random
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import zmq
@@ -39,6 +40,11 @@ from starspec.wire.transports.hub_link import READ_BURST, HubLink
 from starspec.wire.transports.sockets import Context, Socket, bind, make_socket, receive_at_most
 from starspec.wire.transports.unread import NEWCOMER_BYTES, Limits
 from starspec.wire.transports.unread_guard import UnreadMonitor
+
+ASKS_PER_S: Final = 20.0  # messages of one connection to the public port; beyond them it is ended
+ASKS_BURST: Final = 64.0
+MAX_ASKING: Final = 4096  # connections that are remembered
+DRAIN_COST: Final = 1 / 8  # of READ_BURST: what a message costs that is dropped unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +129,7 @@ class PublicPort:
         chance: random.Random | None = None,
     ) -> None:
         self.socket = socket
-        self._monitor = UnreadMonitor(socket, limits=Limits(whole=NEWCOMER_BYTES))
+        self._monitor = UnreadMonitor(socket, limits=Limits(whole=NEWCOMER_BYTES), shut=doorkeeper.shut)
         self._ports = ports
         self._admit = admit
         self._report = report
@@ -138,6 +144,7 @@ class PublicPort:
         self._chance = chance or random.Random()  # noqa: S311 (not for secrets)
         self._newcomers = Allowance(newcomers.NEWCOMERS_PER_S, newcomers.NEWCOMERS_BURST)
         self._links: dict[bytes, HubLink] = {}  # by connection, so that a repeated Hello gets the same link
+        self._asking: OrderedDict[bytes, Allowance] = OrderedDict()  # by connection; the one heard last at the end
         self._fault_at = -math.inf
 
     def read(self, links: Iterable[HubLink], now: float) -> list[HubLink]:
@@ -145,21 +152,35 @@ class PublicPort:
         held = list(links)
         self._links = {peer: link for peer, link in self._links.items() if link.left is None}
         num_before = len(held)
-        for _ in range(READ_BURST):
+        num_left = float(READ_BURST)
+        while num_left > 0:
             try:
                 first, [frame], num_beyond = receive_at_most(self.socket, 1)
             except zmq.Again:
                 self._monitor.unread.note_empty()
                 break
+            if self._monitor.unread.is_barred(first.bytes):  # it came before the connection ended
+                self._stats.num_frames_rejected += 1
+                num_left -= DRAIN_COST
+                continue
+            num_left -= 1.0
             sender = self._sender(first)
             self._monitor.unread.hear(frame, owner=sender.owner)
-            if num_beyond:
+            if num_beyond or not self._may_ask(sender.peer, now):
                 self._monitor.unread.bar(sender.peer, frame)
                 self._doorkeeper.shut_behind(frame)
                 self._stats.num_frames_rejected += 1
             elif (reply := self._answer(sender, frame.bytes, held, now)) is not None:
                 self._send(sender.peer, reply)
         return held[num_before:]
+
+    def _may_ask(self, peer: bytes, now: float) -> bool:
+        """Whether this connection brings no more messages than an honest one."""
+        asking = self._asking.setdefault(peer, Allowance(ASKS_PER_S, ASKS_BURST))
+        self._asking.move_to_end(peer)
+        if len(self._asking) > MAX_ASKING:
+            self._asking.popitem(last=False)
+        return asking.take(1.0, now)
 
     def check(self, links: Iterable[HubLink]) -> None:
         """End the links whose key is no longer in the folder, and connections that send what can never be read."""
@@ -263,7 +284,7 @@ class PublicPort:
                 sender.key,
                 self._audit,
                 self._log_limit,
-                self._doorkeeper.shut_behind,
+                self._doorkeeper,
                 may_join,
                 owner=sender.owner,
                 max_len=self._max_len,

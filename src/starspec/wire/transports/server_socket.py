@@ -53,7 +53,7 @@ class ServerSocket:
                 self.callers = Callers(keys, clock)
             self._doorkeeper = Doorkeeper(self.context, self.callers, audit, clock)
             self.port = bind(self.socket, host, port, what)
-            self.unread = UnreadGuard(self.socket, limits=limits)
+            self.unread = UnreadGuard(self.socket, limits=limits, shut=self._doorkeeper.shut)
         except BaseException:
             self.close()
             raise

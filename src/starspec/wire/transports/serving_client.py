@@ -97,9 +97,9 @@ class ServingClient:
             socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS
             if keys is not None:
                 keys.secure_client(socket, self._target_key)
-        self._unread = Unread(  # of both
-            int(endpoint.rpartition(":")[2]), is_encrypted=keys is not None, is_client=True
-        )
+        port, is_encrypted = int(endpoint.rpartition(":")[2]), keys is not None
+        self._unread = Unread(port, is_encrypted=is_encrypted, is_client=True)
+        self._probe_unread = Unread(port, is_encrypted=is_encrypted, is_client=True)
         self._looking: asyncio.TimerHandle | None = None
         events = BEGUN | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         self._monitor = self._socket.get_monitor_socket(events | HANDSHAKE_FAILED)
@@ -219,11 +219,11 @@ class ServingClient:
         """Process the connections' events."""
         if self._looking is None:
             self._look()
-        for event in self._events(self._probe_monitor):
+        for event in self._events(self._probe_monitor, self._probe_unread):
             self.is_answering = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
         self._is_lost |= self._is_broken
         self._is_broken = False
-        for event in self._events(self._monitor):
+        for event in self._events(self._monitor, self._unread):
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.is_connected, self._is_refused = True, False
                 self.is_answering = True  # just now; the probe may take half a second more to connect again
@@ -238,18 +238,18 @@ class ServingClient:
                 self._is_lost |= self.is_connected
                 self.is_connected = False
 
-    def _events(self, monitor: zmq.asyncio.Socket) -> Iterator[int]:
+    def _events(self, monitor: zmq.asyncio.Socket, unread: Unread) -> Iterator[int]:
         """The events of a connection, but for its beginning, which says nothing of the other end."""
         for name, _ in _waiting(monitor, math.inf):
             event, value = EVENT.unpack(name.buffer)
-            self._unread.note(event, value)
+            unread.note(event, value)
             if not event & BEGUN:
                 yield event
 
     def _look(self) -> None:
         """End connections on which too much has come that was never whole, or whose target is silent; until `close`."""
         num_cut, now = self._unread.look(), self._clock()
-        self.num_frames_rejected += num_cut
+        self.num_frames_rejected += num_cut + self._probe_unread.look()  # answers to heartbeats alone add up in days
         if self.is_answering or not self.is_connected:
             self._answered_s = now
         if num_cut or now - self._answered_s > SILENCE_S:

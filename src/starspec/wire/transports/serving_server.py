@@ -40,6 +40,7 @@ MAX_FRAMES: Final = 64  # of one multipart: a gateway sends one frame in each
 GATEWAY_LIMITS: Final = Limits(whole=48 * 2**20)  # of what is not read yet: long prompts that come during a step
 READ_COST, DRAIN_COST = 2.0, 0.5  # of READ_FRAMES: what a multipart takes at least, and one that is dropped unseen
 DRAINED_PER_UNIT: Final = 8  # frames of one that floods: to read one and drop it takes half a microsecond
+TURN_S, MAX_TURNS = 0.05, 8.0  # after a long step, READ_FRAMES are read for each so many seconds: floods end sooner
 FLOODED_WAIT_S: Final = 0.01  # when more came than is read
 
 log = structlog.get_logger()
@@ -78,6 +79,7 @@ class ServingServer:
         self._reading = Allowance(READ_PER_S, READ_UNITS)
         self._decoder: Decoder[GatewayToTarget] = Decoder(GatewayToTarget)
         self._clock = clock
+        self._read_s = clock()
         self._num_rejected = 0
         self.num_dropped = 0  # messages to gateways that are gone or do not read
         self._refused_version = PROTOCOL_VERSION  # the last one that was refused and logged
@@ -166,7 +168,8 @@ class ServingServer:
 
     def _read(self, now: float) -> None:
         """Let what has arrived wait, as far as there is room. ZeroMQ hands over one multipart of each peer in turn."""
-        num_left = float(READ_FRAMES)
+        num_left = READ_FRAMES * min(MAX_TURNS, max(1.0, (now - self._read_s) / TURN_S))
+        self._read_s = now
         while num_left > 0 and self._reading.has_units(now):
             try:
                 sender, frames, num_beyond = receive_at_most(self._server.socket, MAX_FRAMES)

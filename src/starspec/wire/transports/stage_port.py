@@ -112,7 +112,8 @@ class StagePort:
                 break
             connection = self._note(sender.bytes, self._server.unread.hear(frames[0], frames[1:]))
             if num_beyond or not connection.allowance.take(1.0, now):
-                connection.is_barred |= self._server.shut_out(sender.bytes, frames[0])
+                self._server.shut_out(sender.bytes, frames[0])
+                connection.is_barred = True
             if connection.is_barred or len(frames) not in (NUM_CONTROL, NUM_TRAVERSAL):
                 self.num_rejected += 1
                 continue

@@ -11,7 +11,7 @@ import contextlib
 import math
 import socket
 from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Final, NamedTuple
 
 import zmq
@@ -22,6 +22,9 @@ from starspec.wire.transports.tcp_state import bytes_received, bytes_waiting, co
 MAX_UNREAD_BYTES: Final = 80 * 2**20  # the longest multipart, of a stage, and some more
 NEWCOMER_BYTES: Final = 64 * 1024  # before its first message is read: honest peers ask, and wait for the answer
 MOVED_BYTES: Final = 4096  # of a message that is not whole: more than heartbeats bring while a slow link is waited for
+HEARTBEAT_BYTES: Final = 4096  # and no more than these between two messages that are read
+MAX_FRAMES: Final = 65536  # that wait behind NUM_TELLING messages of the same kind: ZeroMQ takes 64 bytes for each
+NUM_TELLING: Final = 256
 SETTLED_LOOKS: Final = 20  # a connection that is heard after so many is not new any more
 MAX_BARRED: Final = 4096  # peers that are remembered
 SHORT_FRAME, LONG_FRAME = 2, 9  # bytes that ZMTP adds to a frame of at most LONGEST_SHORT, and to a longer one
@@ -63,6 +66,7 @@ class _Connection:
         self.moved = 0  # what had come when it last moved
         self.has_spoken = False  # a message was read
         self.has_settled = False  # a message came, or anything after the first second
+        self.front = _Heard()  # what was read of it since little was unread
 
     def grow(self, came: int, look: int) -> None:
         """So much has come over it by now."""
@@ -77,34 +81,52 @@ class _Connection:
         return True
 
     def hear(self, heard: _Heard) -> None:
-        """Messages of it were read. If none waited then, all are read that had come at the look before."""
+        """Messages of it were read. If none waited then, heartbeats are read that had come at the look before."""
         read = self.read + heard.num_bytes
-        self.read = min(self.came, max(read, self.came_before) if heard.is_all else read)
+        most = max(read, min(read + HEARTBEAT_BYTES, self.came_before)) if heard.is_all else read
+        self.read = min(self.came, most)
+        if self.came - self.read <= NEWCOMER_BYTES:
+            self.front = _Heard()
+        else:
+            self.front.add(heard)
         self.moved = self.came
         self.has_spoken = self.has_settled = True
         self.owner = heard.owner or self.owner
 
+    def has_many(self) -> bool:
+        """Whether very many short frames wait, if those behind are as those that were read before them."""
+        front = self.front
+        is_telling = front.num_messages >= NUM_TELLING
+        return is_telling and (self.came - self.read) * front.num_frames > MAX_FRAMES * front.num_bytes
+
 
 class _Heard:
-    """What was read of one connection since the last look."""
+    """What was read of one connection, such as since the last look."""
 
     def __init__(self) -> None:
+        self.num_messages = self.num_frames = 0
         self.num_bytes = 0  # on the wire
         self.owner = ""  # whose the last message was, if that is known
         self.is_all = False  # nothing waited after the last message
+
+    def add(self, other: _Heard) -> None:
+        """That was read, too."""
+        self.num_messages += other.num_messages
+        self.num_frames += other.num_frames
+        self.num_bytes += other.num_bytes
 
 
 class _Reading:
     """What a socket's reader tells. It may be another thread than the one that looks: each step is atomic."""
 
     def __init__(self) -> None:
-        self._notes: deque[tuple[int, int, str] | None] = deque()  # descriptor, bytes, owner; None: nothing waited
+        self._notes: deque[tuple[int, int, int, str] | None] = deque()  # None: nothing waited
         self._is_empty = True  # the last note says so
 
-    def note(self, fd: int, num_bytes: int, owner: str) -> None:
+    def note(self, fd: int, num_frames: int, num_bytes: int, owner: str) -> None:
         """A message was read."""
         self._is_empty = False
-        self._notes.append((fd, num_bytes, owner))
+        self._notes.append((fd, num_frames, num_bytes, owner))
 
     def note_empty(self) -> None:
         """Nothing waits to be read."""
@@ -121,9 +143,12 @@ class _Reading:
                 for each in heard.values():
                     each.is_all = True
                 continue
-            fd, num_bytes, owner = note
+            fd, num_frames, num_bytes, owner = note
             of = heard.setdefault(fd, _Heard())
-            of.num_bytes, of.owner, of.is_all = of.num_bytes + num_bytes, owner, False
+            of.num_messages += 1
+            of.num_frames += num_frames
+            of.num_bytes += num_bytes
+            of.owner, of.is_all = owner, False
         return heard
 
 
@@ -136,6 +161,7 @@ class Unread:
         most: connections at once. One more ends another, of the owner with the most: the one that was silent for
             longest, first among those that have said nothing since they began.
         limits: of each.
+        shut: told the owner of a connection that is ended, unless that may be due to heartbeats alone.
     """
 
     def __init__(
@@ -146,8 +172,10 @@ class Unread:
         is_client: bool = False,
         most: float = math.inf,
         limits: Limits = LARGE,
+        shut: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._port = port
+        self._shut = shut
         self._num_added = CURVE_FRAME if is_encrypted else 0
         self._is_client = is_client
         self._most = most
@@ -177,7 +205,7 @@ class Unread:
         Returns: the descriptor.
         """
         fd = int(first.get(zmq.SRCFD))
-        self._reading.note(fd, self._on_wire(first) + sum(map(self._on_wire, rest)), owner)
+        self._reading.note(fd, 1 + len(rest), self._on_wire(first) + sum(map(self._on_wire, rest)), owner)
         return fd
 
     def note_empty(self) -> None:
@@ -189,6 +217,10 @@ class Unread:
         with contextlib.suppress(OSError), copy_of(fd) as connection:
             if self._is_ours(connection):
                 reset(connection)
+
+    def is_barred(self, peer: bytes) -> bool:
+        """Whether the connection of this peer was ended by `bar`."""
+        return peer in self._barred
 
     def bar(self, peer: bytes, frame: zmq.Frame) -> bool:
         """End the connection of this peer, over which the frame came. By the thread that reads the socket.
@@ -248,7 +280,7 @@ class Unread:
         self._connections.move_to_end(fd)
         if fd in heard:
             connection.hear(heard[fd])
-        if came - connection.read <= self._limits.of(connection):
+        if came - connection.read <= self._limits.of(connection) and not connection.has_many():
             return False
         with copy_of(fd) as copy:
             return self._is_reset(copy, connection)
@@ -256,9 +288,11 @@ class Unread:
     def _is_reset(self, copy: socket.socket, connection: _Connection) -> bool:
         """End a connection over which too much came, if that is not still with the kernel. Returns: whether it did."""
         num_unread = connection.came - bytes_waiting(copy) - connection.read
-        is_cut = self._is_ours(copy) and num_unread > self._limits.of(connection)
+        is_cut = self._is_ours(copy) and (num_unread > self._limits.of(connection) or connection.has_many())
         if is_cut:
             reset(copy)
+            if connection.has_spoken or not connection.has_settled:  # else heartbeats may have added up
+                self._shut(connection.owner)
         return is_cut
 
     def _on_wire(self, frame: Sized) -> int:

@@ -8,7 +8,7 @@ import resource
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, Final
 
 import zmq
@@ -30,6 +30,7 @@ class UnreadMonitor(SocketMonitor):
         peer_port: as `Unread`'s, of a socket that connects; None = it is bound to its port.
         most: connections of a bound socket.
         limits: of each of these.
+        shut: as `Unread`'s.
     Raises: as SocketMonitor.
     """
 
@@ -40,12 +41,13 @@ class UnreadMonitor(SocketMonitor):
         peer_port: int | None = None,
         most: int = MAX_CONNECTIONS,
         limits: Limits = Limits(),  # noqa: B008 (a tuple)
+        shut: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__(socket, events | BEGUN | zmq.EVENT_DISCONNECTED)
         self._wanted = events
         is_encrypted = socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
         self.unread = (
-            Unread(port_of(socket), is_encrypted=is_encrypted, most=_affordable(most), limits=limits)
+            Unread(port_of(socket), is_encrypted=is_encrypted, most=_affordable(most), limits=limits, shut=shut)
             if peer_port is None
             else Unread(peer_port, is_encrypted=is_encrypted, is_client=True)
         )
@@ -70,7 +72,7 @@ class UnreadGuard(threading.Thread):
     It ends with the socket's context, or when it is told to.
 
     Args:
-        events, peer_port, limits: as UnreadMonitor.
+        events, peer_port, limits, shut: as UnreadMonitor.
         pass_on: gets the events that the owner wants, as a monitor sends them. The thread closes it.
     Raises: as SocketMonitor.
     """
@@ -82,9 +84,10 @@ class UnreadGuard(threading.Thread):
         peer_port: int | None = None,
         pass_on: Socket | None = None,
         limits: Limits = Limits(),  # noqa: B008 (a tuple)
+        shut: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__(name="starspec-unread", daemon=True)
-        self._monitor = UnreadMonitor(socket, events, peer_port, limits=limits)
+        self._monitor = UnreadMonitor(socket, events, peer_port, limits=limits, shut=shut)
         self._pass_on = pass_on
         self._is_ending = False
         self._looked_s = -math.inf

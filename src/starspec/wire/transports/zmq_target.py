@@ -357,7 +357,7 @@ class ZmqTarget:
     def _drop(self, problem: str, again_at: float) -> None:
         self._close_sockets(0)
         self._link.lose()
-        self._terms = None
+        self._terms, self._outbox = None, HubOutbox(self._inbox.note_sent)  # what waits for a hub that is gone is freed
         self._complain(problem)
         self._send_at = again_at
 
