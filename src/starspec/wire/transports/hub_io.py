@@ -149,8 +149,8 @@ class HubIoLoop:
         if self._public_port.socket in events:
             self._welcome(now)
         if now - self._checked_at >= TICK_S:
-            self._checked_at = now
             self._check(now)
+            self._checked_at = now
         arrivals += self._close_ended_links(now)
         if arrivals:
             self._queues.arrivals.put(arrivals)
@@ -172,6 +172,8 @@ class HubIoLoop:
 
     def _check(self, now: float) -> None:
         self._public_port.check(self._links.values())
+        for link in self._paused:
+            link.extend(now - self._checked_at)  # it may have said something that is not read
         for link in self._links.values():
             link.check(now)
             link.share_work(len(self._links))

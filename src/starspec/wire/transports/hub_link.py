@@ -181,7 +181,7 @@ class HubLink:
             self.end(f"was silent for {self._welcome.lease_s:g} s")
 
     def extend(self, seconds: float) -> None:
-        """Extend the lease by a time in which this process was suspended."""
+        """Extend the lease by a time in which nothing was read."""
         self._heard_at += seconds
 
     def dismiss(self, reason: str) -> None:
