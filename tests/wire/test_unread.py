@@ -547,6 +547,7 @@ def test_behind_many_short_messages_only_so_many_may_wait(crowd: Crowd) -> None:
 
 def test_what_comes_before_a_message_is_read_and_is_not_whole_counts_afterwards(crowd: Crowd) -> None:
     peer = crowd.come()
+    crowd.say(peer)
     peer.send(b"hello")
     with contextlib.suppress(TimeoutError):
         peer.socket.sendall((b"\x03" + struct.pack(">Q", LARGE) + bytes(LARGE)) * 2)
