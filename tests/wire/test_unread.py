@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from hand_made import PONG, HandMade
+from hand_made import PONG, HandMade, handshake
 
 from starspec.audit import AuditLog
 from starspec.errors import PeerLost
@@ -39,7 +39,7 @@ from starspec.wire.messages import (
     VerdictOf,
     Welcome,
 )
-from starspec.wire.transports import stage_port, target_sockets, tcp_state, unread
+from starspec.wire.transports import serving_client, stage_port, target_sockets, tcp_state, unread
 from starspec.wire.transports.base import Left
 from starspec.wire.transports.hub_outbox import WINDOW_BYTES
 from starspec.wire.transports.serving_client import PROBE_SILENCE_MS, ServingClient
@@ -178,7 +178,7 @@ def test_strangers_at_a_target_s_own_port_are_ended_and_do_not_speak_for_the_hub
         for _ in range(8):  # each time, the hub asks whether the connection that broke was the target's
             HandMade.to(port).socket.close()
             assert all(isinstance(each, Pong) for each in target.receive(2 * LOOK_S))
-        assert target._outbox._num_waiting == num_waiting
+        assert target._outbox._num_waiting >= num_waiting  # a Ping may have joined
         assert target.is_connected
     with HandMade.to(port) as stranger:
         with contextlib.suppress(OSError):
@@ -221,8 +221,9 @@ def accept(listener: socket.socket) -> HandMade:
 
 @pytest.mark.parametrize("number", [0, 1])
 async def test_a_gateway_ends_the_connections_to_a_target_whose_multiparts_never_end(
-    listener: socket.socket, little: int, number: int
+    listener: socket.socket, little: int, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(serving_client, "SILENCE_S", 0.5)  # without heartbeats
     client = ServingClient(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
     listening = asyncio.create_task(client.receive())
     with contextlib.closing(client):
@@ -321,20 +322,29 @@ def test_a_target_connects_again_to_a_hub_that_sent_a_frame_beyond_the_limit(sta
     again.pop().socket.close()
 
 
-async def test_a_gateway_connects_again_to_a_target_that_sent_frames_beyond_the_limit(listener: socket.socket) -> None:
+@pytest.mark.parametrize("brought", [handshake(b"ROUTER") + BEYOND, bytes(100)], ids=["beyond the limit", "no ZMTP"])
+async def test_a_gateway_connects_again_to_a_target_that_was_given_up(
+    listener: socket.socket, brought: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_client, "GIVEN_UP_S", 0.5)
     client = ServingClient(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
     with contextlib.closing(client):
-        listening = asyncio.create_task(client.receive())
-        for peer in [await asyncio.to_thread(accept, listener) for _ in range(2)]:  # for messages, and for heartbeats
-            peer.socket.sendall(BEYOND)
-            peer.socket.close()
-        with pytest.raises(PeerLost):
-            await asyncio.wait_for(listening, PATIENCE_S)
-        listening = asyncio.create_task(client.receive())
+        answers = asyncio.create_task(_go_on_receiving(client))
+        for _ in range(2):  # for messages, and for heartbeats
+            with await asyncio.to_thread(lambda: listener.accept()[0]) as peer, contextlib.suppress(ConnectionError):
+                peer.sendall(brought)
+                while await asyncio.to_thread(peer.recv, 1000):
+                    pass
         for peer in [await asyncio.to_thread(accept, listener) for _ in range(2)]:
             peer.socket.close()
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
+        answers.cancel()
+        await asyncio.gather(answers, return_exceptions=True)
+
+
+async def _go_on_receiving(client: ServingClient) -> None:
+    while True:
+        with contextlib.suppress(PeerLost):
+            await client.receive()
 
 
 def test_a_link_whose_multipart_never_ends_is_broken(star, listener: socket.socket, little: int) -> None:

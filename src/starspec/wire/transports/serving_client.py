@@ -31,6 +31,7 @@ from starspec.wire.messages import GatewayToTarget, HubStatus, TargetToGateway
 from starspec.wire.messages.base import RequestName
 from starspec.wire.serving_news import FromTarget, Unreadable
 from starspec.wire.transports.sockets import (
+    GIVEN_UP_S,
     GOODBYE_MS,
     HANDSHAKE_FAILED,
     REFUSED_KEY_RETRY_S,
@@ -98,6 +99,7 @@ class ServingClient:
             if keys is not None:
                 keys.secure_client(socket, self._target_key)
         port, is_encrypted = int(endpoint.rpartition(":")[2]), keys is not None
+        self._renew_s = dict.fromkeys((self._socket, self._probe), math.inf)  # when their connections are made anew
         self._unread = Unread(port, is_encrypted=is_encrypted, is_client=True)
         self._probe_unread = Unread(port, is_encrypted=is_encrypted, is_client=True)
         self._looking: asyncio.TimerHandle | None = None
@@ -173,13 +175,15 @@ class ServingClient:
         """Start a new connection with an empty queue, so that a new target process gets no old messages.
 
         A target that restarts before its end is noticed may still get messages sent meanwhile. The caller that gets
-        PeerLost from `receive` therefore aborts its requests. ZeroMQ gives a connection up for ever over which a frame
-        beyond the limit came, so both are made anew.
+        PeerLost from `receive` therefore aborts its requests.
         """
-        for socket in (self._socket, self._probe):
-            with contextlib.suppress(zmq.ZMQError):  # it has no connection after a refusal
-                socket.disconnect(self.endpoint)
-            connect(socket, self.endpoint)
+        self._connect_anew(self._socket)
+
+    def _connect_anew(self, socket: zmq.asyncio.Socket) -> None:
+        self._renew_s[socket] = math.inf
+        with contextlib.suppress(zmq.ZMQError):  # it has none after a refusal
+            socket.disconnect(self.endpoint)
+        connect(socket, self.endpoint)
 
     def _take_newer_key(self) -> None:
         """If the target has another key by now, connect with it."""
@@ -189,7 +193,7 @@ class ServingClient:
         self._target_key = key
         for socket in (self._socket, self._probe):
             socket.curve_serverkey = key
-        self._reconnect()
+            self._connect_anew(socket)
 
     def _try_again(self) -> None:
         if not self._is_closed and not self.is_connected:
@@ -221,6 +225,7 @@ class ServingClient:
             self._look()
         for event in self._events(self._probe_monitor, self._probe_unread):
             self.is_answering = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._renew_s[self._probe] = math.inf if self.is_answering else self._clock() + GIVEN_UP_S
         self._is_lost |= self._is_broken
         self._is_broken = False
         for event in self._events(self._monitor, self._unread):
@@ -237,6 +242,7 @@ class ServingClient:
                     self._take_newer_key()
                 self._is_lost |= self.is_connected
                 self.is_connected = False
+            self._renew_s[self._socket] = math.inf if self.is_connected else self._clock() + GIVEN_UP_S
 
     def _events(self, monitor: zmq.asyncio.Socket, unread: Unread) -> Iterator[int]:
         """The events of a connection, but for its beginning, which says nothing of the other end."""
@@ -254,6 +260,9 @@ class ServingClient:
             self._answered_s = now
         if num_cut or now - self._answered_s > SILENCE_S:
             self._break()  # also frees what is not read
+        for socket, at_s in self._renew_s.items():
+            if now >= at_s:
+                self._connect_anew(socket)
         self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _break(self) -> None:

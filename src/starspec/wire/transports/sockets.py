@@ -25,6 +25,9 @@ MAX_MULTIPART_BYTES: Final = 2 * 2**20  # that an honest peer sends at once, if 
 HEARTBEAT_MS: Final = 500  # ZMTP ping of an idle connection
 HEARTBEAT_TIMEOUT_MS: Final = 2000  # a connection silent for longer is dropped: a stopped or unplugged peer
 HANDSHAKE_MS: Final = 6000  # four round trips with keys; also the wait for a peer that accepts and then sends nothing
+# A connection that is not made so long after it broke is one that ZeroMQ does not make again, since what came was not
+# ZMTP, or a frame beyond the limit. A socket of ours then starts anew.
+GIVEN_UP_S: Final = HANDSHAKE_MS / 1000
 NETWORK_BITS: Final = 64  # of an IPv6 address that tell one owner from another
 KEEPALIVE: Final = (10, 5, 3)  # the kernel asks a machine that was silent for 10 s, three times in 5 s: is it there?
 REFUSED_KEY_RETRY_S: Final = 2.0  # until a client tries again whose key was refused

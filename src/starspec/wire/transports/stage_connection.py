@@ -15,6 +15,7 @@ from starspec.errors import ConfigError
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES
 from starspec.wire.keys import Keys, require_keys
 from starspec.wire.transports.sockets import (
+    GIVEN_UP_S,
     HANDSHAKE_FAILED,
     HANDSHAKE_MS,
     LOST,
@@ -24,7 +25,7 @@ from starspec.wire.transports.sockets import (
     host_of,
     make_socket,
 )
-from starspec.wire.transports.target_sockets import GIVEN_UP_S, TargetSocket
+from starspec.wire.transports.target_sockets import TargetSocket
 
 BEATS_IN_SILENCE: Final = 4  # heartbeats that a stage may leave unanswered before the connection ends
 MAX_BROKEN: Final = 4  # handshakes that may break off while a stage starts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import zmq
 
@@ -23,9 +22,6 @@ from starspec.wire.transports.sockets import (
 )
 from starspec.wire.transports.unread_guard import UnreadGuard
 from starspec.wire.transports.unsent import MAX_LARGE_BYTES, Unsent
-
-GIVEN_UP_S: Final = HANDSHAKE_MS / 1000  # a connection that is not made so long after it broke is one of those that
-# ZeroMQ does not make again: what came was not ZMTP, or a frame too long
 
 _pairs = itertools.count()
 

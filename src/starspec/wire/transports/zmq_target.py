@@ -44,8 +44,8 @@ from starspec.wire.messages import (
 )
 from starspec.wire.transports.hub_inbox import HubInbox
 from starspec.wire.transports.hub_outbox import ASK, HubOutbox
-from starspec.wire.transports.sockets import GOODBYE_MS, REFUSED_KEY_RETRY_S, Socket, host_of
-from starspec.wire.transports.target_sockets import GIVEN_UP_S, SocketFactory, TargetSocket, why_handshake_failed
+from starspec.wire.transports.sockets import GIVEN_UP_S, GOODBYE_MS, REFUSED_KEY_RETRY_S, Socket, host_of
+from starspec.wire.transports.target_sockets import SocketFactory, TargetSocket, why_handshake_failed
 
 MAX_PUBLIC_ANSWER_BYTES: Final = 16 * 1024  # of the hub's public port; a Welcome names the draft
 MAX_FEATURE_WINDOW: Final = 4096  # positions, kept for every request
@@ -100,7 +100,7 @@ class ZmqTarget:
         self._terms: Welcome | None = None
         self._send_at = 0.0  # when the next Hello or keep-alive is due
         self._give_up_at = math.inf
-        self._renew_at = math.inf  # when the public connection is made anew
+        self._renew_at = math.inf  # when the public connection is made anew, unless an answer comes
         self._unheard_at = math.inf  # when people are told that nothing answers over the public connection
         self._fault_at = -math.inf  # when the last Fault was sent to the hub
         self._is_closed = False
@@ -210,7 +210,7 @@ class ZmqTarget:
         if self._public.send([encode(self._hello)]):  # fails until the connection is made
             self._link.send(self._hello)
             self._public_answers.owe(1.0)
-            self._send_at, self._renew_at = now + RETRY_S, math.inf
+            self._send_at = now + RETRY_S
             self._unheard_at = min(self._unheard_at, now + UNHEARD_S)
             if now >= self._unheard_at:
                 self._complain(f"{self._endpoint} is there and does not answer: does the hub hang, or is it not a hub?")
