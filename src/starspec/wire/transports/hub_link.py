@@ -29,7 +29,7 @@ from starspec.wire.keys import NamedKey
 from starspec.wire.link import FAULT_INTERVAL_S, LinkProtocol, LinkState
 from starspec.wire.messages import Fault, Features, Goodbye, Hello, Open, Ping, Pong, TargetToHub, Welcome
 from starspec.wire.transports.base import Arrival, HubTransportStats, Joined, Left
-from starspec.wire.transports.hub_outbox import WINDOW_BYTES
+from starspec.wire.transports.hub_outbox import PROBE, WINDOW_BYTES
 from starspec.wire.transports.sockets import GOODBYE_MS, LOST, Socket, name_of, receive_at_most
 from starspec.wire.transports.unread import Limits
 from starspec.wire.transports.unread_guard import MAX_OWN_CONNECTIONS, UnreadMonitor
@@ -37,11 +37,8 @@ from starspec.wire.transports.unsent import Unsent
 
 ATTACH_S: Final = 5.0  # from Welcome to the first ping on the target's own port
 TARGET_LIMITS: Final = Limits(whole=3 * WINDOW_BYTES // 2)  # of what is not read: an honest one stays within the window
-PROBE: Final = Pong(1)  # no answer, and no news for a target; Pong 0 would tell that this hub has read
-STRANGE_PER_S: Final = (
-    8.0  # messages over a target's own port that are not the target's; beyond them who sends is ended
-)
-STRANGE_BURST: Final = 32.0
+STRANGE_PER_S: Final = 1000.0  # messages of strangers at a target's own port; beyond them they are ended
+STRANGE_BURST: Final = 1024.0
 READ_BURST: Final = 64  # multiparts of one target before the next target is read
 
 log = structlog.get_logger()

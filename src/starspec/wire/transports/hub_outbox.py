@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from starspec.wire.codec import encode
-from starspec.wire.messages import Ping
+from starspec.wire.messages import Ping, Pong
 from starspec.wire.transports.sockets import MAX_MULTIPART_BYTES, multiparts
 from starspec.wire.transports.unsent import MAX_LARGE_BYTES
 
@@ -19,6 +19,7 @@ WINDOW_BYTES: Final = 32 * 2**20  # that the hub has not read: features of a pro
 STEP_BYTES: Final = MAX_MULTIPART_BYTES  # behind which the hub is asked
 ASK: Final = Ping(0)
 ASK_FRAME: Final = encode(ASK)
+PROBE: Final = Pong(2**31 - 1)  # of a hub that asks whether its target is there: no answer to an ASK
 
 
 class HubOutbox:

@@ -41,8 +41,8 @@ from starspec.wire.transports.sockets import Context, Socket, bind, make_socket,
 from starspec.wire.transports.unread import NEWCOMER_BYTES, Limits
 from starspec.wire.transports.unread_guard import UnreadMonitor
 
-ASKS_PER_S: Final = 20.0  # messages of one connection to the public port; beyond them it is ended
-ASKS_BURST: Final = 64.0
+ASKS_PER_S: Final = 1000.0  # messages of one connection to the public port; beyond them it is ended
+ASKS_BURST: Final = 1024.0
 MAX_ASKING: Final = 4096  # connections that are remembered
 DRAIN_COST: Final = 1 / 8  # of READ_BURST: what a message costs that is dropped unseen
 

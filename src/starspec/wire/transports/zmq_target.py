@@ -43,7 +43,7 @@ from starspec.wire.messages import (
     Welcome,
 )
 from starspec.wire.transports.hub_inbox import HubInbox
-from starspec.wire.transports.hub_outbox import ASK, HubOutbox
+from starspec.wire.transports.hub_outbox import ASK, PROBE, HubOutbox
 from starspec.wire.transports.sockets import GIVEN_UP_S, GOODBYE_MS, REFUSED_KEY_RETRY_S, Socket, host_of
 from starspec.wire.transports.target_sockets import SocketFactory, TargetSocket, why_handshake_failed
 
@@ -327,6 +327,8 @@ class ZmqTarget:
             case Pong(sequence=0):
                 self._outbox.note_answered()
                 self._finish_attaching()
+            case Pong(sequence=PROBE.sequence):
+                pass
             case Goodbye(reason=reason):
                 self._lose(reason or "the hub said goodbye", self._clock(), RETRY_S)
             case _:
