@@ -282,7 +282,10 @@ class Ping(Message, frozen=True):
 
 
 class Pong(Message, frozen=True):
-    """hub -> target: the answer to `Ping`."""
+    """hub -> target: the answer to `Ping`.
+
+    With sequence 2147483647 it answers nothing: the hub sends it to see whether the target's connection is there.
+    """
 
     sequence: Count
 
