@@ -109,6 +109,17 @@ class _Heard:
         self.owner = ""  # whose the last message was, if that is known
         self.is_all = False  # nothing waited after the last message
 
+    def note(self, num_frames: int, num_bytes: int, owner: str) -> None:
+        """One message more was read."""
+        self.num_messages += 1
+        self.num_frames += num_frames
+        self.num_bytes += num_bytes
+        self.owner, self.is_all = owner, False
+
+    def note_empty(self) -> None:
+        """Nothing waited behind it."""
+        self.is_all = True
+
     def add(self, other: _Heard) -> None:
         """That was read, too."""
         self.num_messages += other.num_messages
@@ -141,14 +152,10 @@ class _Reading:
             note = self._notes.popleft()
             if note is None:
                 for each in heard.values():
-                    each.is_all = True
-                continue
-            fd, num_frames, num_bytes, owner = note
-            of = heard.setdefault(fd, _Heard())
-            of.num_messages += 1
-            of.num_frames += num_frames
-            of.num_bytes += num_bytes
-            of.owner, of.is_all = owner, False
+                    each.note_empty()
+            else:
+                fd, num_frames, num_bytes, owner = note
+                heard.setdefault(fd, _Heard()).note(num_frames, num_bytes, owner)
         return heard
 
 
