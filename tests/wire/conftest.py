@@ -44,6 +44,7 @@ import structlog
 from starspec.policy import newcomers
 from starspec.stats import HubStats
 from starspec.wire.messages import PROTOCOL_VERSION, HubStatus, Welcome
+from starspec.wire.transports import hub_link, public_port
 from starspec.wire.transports.zmq_hub import ZmqHub
 
 def report():
@@ -52,6 +53,7 @@ def report():
 if "open" in sys.argv:
     newcomers.DOOR_PER_S = newcomers.DOOR_BURST = 1e9
     newcomers.SHUT_S = 0.0
+    hub_link.STRANGE_PER_S = public_port.ASKS_PER_S = hub_link.STRANGE_BURST = public_port.ASKS_BURST = 1e9
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # of stdout, only the port is read
 hub = ZmqHub("127.0.0.1", int(sys.argv[1]), lambda hello, num: Welcome(PROTOCOL_VERSION, "", 0, "d", 4, 10.0), report)
 sys.stdout.write(f"{hub.port}\\n")
@@ -115,7 +117,7 @@ class HubProcess:
     """A hub that only listens, in a process of its own, always on the same port.
 
     Args:
-        is_open: its door stays open, whatever comes.
+        is_open: its door stays open, and connections go on, however often they send.
     """
 
     def __init__(self, is_open: bool = False) -> None:
