@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,12 @@ import torch
 
 from starspec import LLM, ConfigError, RequestError, SamplingParams
 from starspec.errors import StarspecError
+from starspec.ids import RequestId, RequestKey
 from starspec.observe.progress import ProgressBar
 from starspec.sampling import draw
 from starspec.sampling.spec import SamplingSpec
 from starspec.speculation import verify
+from starspec.wire.messages import EngineOutput
 
 TARGET = "synthetic:role=target,step_ms=0"
 DRAFT = "synthetic:role=draft,step_ms=0,alpha=0.8"
@@ -136,6 +139,49 @@ def test_streamed_pieces_join_to_the_answer_and_closing_frees_the_row() -> None:
     stream.close()
     assert not llm.engine.has_work
     llm.engine.check_integrity()
+
+
+def test_a_stream_that_is_collected_within_a_step_is_aborted_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, is_within, aborted = llm_of("draft", max_num_seqs=4), False, list[tuple[str, bool]]()
+    step, abort = llm.engine.step, llm.engine.abort
+
+    def stepping() -> dict[RequestKey, EngineOutput]:
+        nonlocal is_within
+        is_within = True
+        gc.collect()
+        outputs = step()
+        is_within = False
+        return outputs
+
+    def aborting(request_id: RequestId) -> None:
+        aborted.append((request_id, is_within))
+        abort(request_id)
+
+    stream = llm.stream([3, 4], GREEDY)
+    next(stream)
+    gc.disable()
+    try:
+        circle: list[object] = [stream]
+        circle.append(circle)
+        del stream, circle
+        monkeypatch.setattr(llm.engine, "step", stepping)
+        monkeypatch.setattr(llm.engine, "abort", aborting)
+        llm.generate([[5]], GREEDY)
+    finally:
+        gc.enable()
+    assert aborted == [("llm-1", False), ("llm-2", False)]
+    assert not llm.engine.has_work
+    llm.engine.check_integrity()
+
+
+def test_a_stream_that_is_dropped_waits_for_no_other_thread() -> None:
+    llm = llm_of("plain")
+    stream = llm.stream([3, 4], GREEDY)
+    next(stream)
+    with ThreadPoolExecutor(1) as threads, llm._turn():  # as if a step went on for long
+        threads.submit(stream.close).result(20)
+        assert llm.engine.has_work
+    assert not llm.engine.has_work
 
 
 def test_streams_read_in_turns_and_answers_between_them_lose_nothing() -> None:

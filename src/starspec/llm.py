@@ -109,7 +109,9 @@ class LLM:
         self._end_drafts = weakref.finalize(self, _end_drafts, drafts, os.getpid())
         self._request_numbers = itertools.count(1)
         self._takers: dict[RequestId, Callable[[EngineOutput], None]] = {}  # by open request: `generate` or a stream
-        self._turn = threading.RLock()  # of the thread that has the engine
+        self._gone = deque[RequestId]()  # of these, nobody waits for what comes
+        self._lock = threading.RLock()  # of the engine
+        self._is_taken = False  # by a thread that has the lock
 
     def get_tokenizer(self) -> Any:
         """The tokenizer of the target, by the name that vLLM gives this."""
@@ -125,7 +127,7 @@ class LLM:
 
     def close(self) -> None:
         """Leave the hub; one in a process of its own ends. Idempotent. Afterwards every question is a StarspecError."""
-        with self._turn:
+        with self._turn():
             self._end_drafts()
 
     def generate(
@@ -205,7 +207,7 @@ class LLM:
         self._check_params(params, len(token_ids))
         (spec,) = self._specs(token_ids, params)
         pieces = deque[EngineOutput]()
-        with self._turn:
+        with self._turn():
             self.engine.submit(request_id, spec)
             self._takers[request_id] = pieces.append
         try:
@@ -265,20 +267,20 @@ class LLM:
                 unfinished.discard(output.request_id)
                 bar.show("answers", len(answers) - len(unfinished), len(answers))
 
-        with self._turn:
+        with self._turn():
             self._takers |= dict.fromkeys(answers, take)
         bar = ProgressBar("generating", is_shown=is_shown)
         try:
             with bar:
                 while unfinished:
-                    with self._turn:
+                    with self._turn():
                         while upcoming is not None and self.engine.has_room:
                             self.engine.submit(*upcoming)
                             upcoming = next(waiting, None)
                     self._step(unless=lambda: not unfinished)
         finally:
-            for request_id in answers:
-                self._let_go(request_id)
+            with self._turn():
+                self._gone.extend(answers)
 
     def _check_open(self) -> None:
         """Raises: StarspecError after `close`."""
@@ -287,7 +289,7 @@ class LLM:
 
     def _step(self, unless: Callable[[], bool]) -> None:
         """Take one step, unless another thread's step has brought what the caller waits for. Raises: as _check_open."""
-        with self._turn:
+        with self._turn():
             if unless():
                 return
             self._check_open()
@@ -295,9 +297,37 @@ class LLM:
                 self._takers[output.request_id](output)
 
     def _let_go(self, request_id: RequestId) -> None:
-        with self._turn:
-            self.engine.abort(request_id)
+        """Abort a request, or leave that to who has the engine. Never waits.
+
+        A stream that is dropped may be collected anywhere: within a step, or by a thread for which a step waits.
+        """
+        self._gone.append(request_id)
+        if self._lock.acquire(blocking=False):
+            try:
+                with self._turn():
+                    pass
+            finally:
+                self._lock.release()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The engine is this thread's. Effects: at the end, requests that nobody waits for are aborted."""
+        with self._lock:
+            is_within_another, self._is_taken = self._is_taken, True
+            try:
+                try:
+                    yield
+                finally:
+                    if not is_within_another:
+                        self._abort_gone()
+            finally:
+                self._is_taken = is_within_another
+
+    def _abort_gone(self) -> None:
+        while self._gone:
+            request_id = self._gone.popleft()
             del self._takers[request_id]
+            self.engine.abort(request_id)
 
 
 def _end_drafts(drafts: Drafts, creator_pid: int) -> None:
