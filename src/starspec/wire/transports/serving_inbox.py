@@ -67,7 +67,6 @@ class _Gateway:
         self.fd = -1  # of the connection over which the last frames came
         self.unsent: Final = Unsent()
         self.excess: Final = Allowance(EXCESS_PER_S, EXCESS_BURST)  # frames for which there was no room
-        self.is_barred = False
 
     def hold(self, num_units: float) -> None:
         """So much more of it waits."""
@@ -116,15 +115,6 @@ class ServingInbox:
         self._gateways[peer] = owned.gateways[peer] = _Gateway(peer, key, owned)
         if len(self._gateways) > MAX_PEERS:
             self._forget_one()
-
-    def bar(self, peer: PeerId) -> None:
-        """Nothing more of a known peer may wait."""
-        self._gateways[peer].is_barred = True
-
-    def is_barred(self, peer: PeerId) -> bool:
-        """Whether nothing more of this peer is taken."""
-        gateway = self._gateways.get(peer)
-        return gateway is not None and gateway.is_barred
 
     def has_room(self, peer: PeerId, num_units: float) -> bool:
         """Whether so much more of a known peer may wait."""

@@ -177,7 +177,7 @@ class ServingServer:
                 self._server.unread.note_empty()
                 return
             peer = PeerId(sender.bytes)
-            if self._inbox.is_barred(peer):
+            if self._server.unread.is_barred(peer):
                 self._num_rejected += len(frames) + num_beyond
                 cost = (len(frames) + num_beyond) / DRAINED_PER_UNIT
                 self._reading.take(cost, now)
@@ -207,7 +207,6 @@ class ServingServer:
 
     def _end(self, peer: PeerId, frame: zmq.Frame, why: str) -> None:
         """End a connection that floods, take nothing more of it, and shut the door behind it."""
-        self._inbox.bar(peer)
         if self._server.shut_out(peer, frame):
             self._log_limit.log(log.warning, f"a connection is ended: {why}", peer=peer.hex())
 

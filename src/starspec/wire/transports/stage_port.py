@@ -51,7 +51,6 @@ class _Connection:
         self.fd = -1  # its descriptor
         self.unsent: Final = Unsent()
         self.allowance: Final = Allowance(STAGE_PER_S, STAGE_BURST)  # of multiparts
-        self.is_barred = False
 
 
 class StagePort:
@@ -113,8 +112,7 @@ class StagePort:
             connection = self._note(sender.bytes, self._server.unread.hear(frames[0], frames[1:]))
             if num_beyond or not connection.allowance.take(1.0, now):
                 self._server.shut_out(sender.bytes, frames[0])
-                connection.is_barred = True
-            if connection.is_barred or len(frames) not in (NUM_CONTROL, NUM_TRAVERSAL):
+            if self._server.unread.is_barred(sender.bytes) or len(frames) not in (NUM_CONTROL, NUM_TRAVERSAL):
                 self.num_rejected += 1
                 continue
             caller = None if callers is None else callers.owner_of(key_of(frames[0]))

@@ -111,6 +111,10 @@ class UnreadGuard(threading.Thread):
         """As Unread."""
         self._monitor.unread.cut(fd)
 
+    def is_barred(self, peer: bytes) -> bool:
+        """As Unread."""
+        return self._monitor.unread.is_barred(peer)
+
     def bar(self, peer: bytes, frame: zmq.Frame) -> bool:
         """As Unread."""
         return self._monitor.unread.bar(peer, frame)
