@@ -283,7 +283,7 @@ def test_a_gateway_whose_version_alternates_does_not_fill_the_log() -> None:
     assert len(logs) == LINES
 
 
-def test_a_target_reads_so_much_in_a_time_and_the_rest_waits_at_its_sender() -> None:
+def test_a_target_reads_so_much_in_a_time_and_the_rest_waits() -> None:
     now = [0.0]
     server = ServingServer("127.0.0.1", 0, clock=lambda: now[0])
     with zmq.Context() as context, raw_gateway(server, context) as raw:
