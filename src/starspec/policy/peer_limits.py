@@ -39,13 +39,15 @@ SERVING_BURST: Final = 256.0  # of all gateways together, and of each
 ASK_WORK: Final = 8.0  # units of an Ask, which is answered with the status
 BAD_WORK: Final = 16.0  # units of a frame that is not a valid message, besides what it takes to read it twice
 MAX_HELD_WORK: Final = 32768.0  # units of all gateways that wait at a target: 128 MiB
-STAGE_PER_S: Final = 8000.0  # units that a stage may send to its coordinator; beyond them it is left alone for a while
+# Units that a stage may send to its coordinator; beyond them it is left alone for a while. Over one connection, so many
+# multiparts may come to a stage; beyond them it is ended.
+STAGE_PER_S: Final = 8000.0
 STAGE_BURST: Final = 8192.0  # two answers that are as large as a frame may be
 EXCESS_PER_S: Final = 64.0  # frames of a gateway for which there is no room; beyond them its connection ends
 EXCESS_BURST: Final = 256.0
 READ_PER_S: Final = 65536.0  # units of all gateways that a target reads, 256 MiB; the rest waits, and counts as unread
 READ_UNITS: Final = 16384.0  # of them at once
-READ_FRAMES: Final = 2048  # of gateways that a target reads between two steps: to drop one takes some microseconds
+READ_FRAMES: Final = 2048  # of gateways that a target reads between two short steps: to drop one takes microseconds
 RATE_BURST_S: Final = 1.0  # a target with a rate limit may save up the draft tokens of so many seconds
 
 

@@ -4,8 +4,8 @@ A step over few tokens takes as long as reading the weights; a step over many to
 one turns into the other depends on machine, model and context. So only one thing is assumed: fewer tokens never take
 longer. Sizes that were measured otherwise are given their common mean (isotonic regression). To take the least of them
 instead would make all drafts look cheap on a machine whose steps vary. A size that is smaller or larger than all
-measured ones is on the line through the smallest and the largest. While there is only one, a larger size is taken to
-cost no more, so that it is tried.
+measured ones is on the line through the smallest and the largest; but a smaller one takes its share of the smallest at
+least. While there is only one, a larger size is taken to cost no more, so that it is tried.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StepCost:
         return max(self._by_size, default=0)
 
     def covers(self, size: int) -> bool:
-        """Whether the size lies between two measured sizes, or is one: for other sizes only a bound is known."""
+        """Whether the size lies between two measured sizes, or is one: others are only thought to be on a line."""
         return bool(self._by_size) and min(self._by_size) <= _rounded(size) <= max(self._by_size)
 
     def is_known(self, size: int, num_steps: int) -> bool:
@@ -87,9 +87,9 @@ class StepCost:
     def predict(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of each size [N], which may be an expected number. Something must have been measured.
 
-        A size between two measured sizes is on the line between them. Any other size is on the line through smallest
-        and largest. If there is only one, a larger size costs as much, and a smaller one in proportion to it: both are
-        lower bounds.
+        A size between two measured sizes is on the line between them. A larger one is on the line through smallest and
+        largest; so is a smaller one, unless it would be below its share of the smallest. If there is only one, a larger
+        size costs as much, and a smaller one its share: both are lower bounds.
         """
         measured, fitted, below_s, above_s = self._fitted()
         outside_s = above_s * np.maximum(0.0, sizes - measured[-1]) - below_s * np.maximum(0.0, measured[0] - sizes)

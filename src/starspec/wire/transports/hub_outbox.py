@@ -1,7 +1,8 @@
 """What a target has sent to its hub and the hub has not read, and what waits behind that. No I/O and no clock.
 
 The hub's ZeroMQ takes in whatever arrives, although the hub may read no further for a while. So the target counts: the
-hub answers each `Ping` 0 when it has read what came before. No more than WINDOW_BYTES are sent ahead of these answers.
+hub answers each `Ping` 0 when it has read what came before. Once WINDOW_BYTES were sent ahead of these answers, the
+rest waits.
 """
 
 from __future__ import annotations
