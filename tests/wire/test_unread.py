@@ -715,6 +715,18 @@ def test_a_connection_that_has_only_heartbeats_is_not_silent(crowd: Crowd) -> No
     assert [is_open(each) for each in others] == [False, True, True, True]
 
 
+def test_a_connection_with_heartbeats_alone_is_not_ended_for_them(crowd: Crowd) -> None:
+    """A gateway has one at each target, for as long as it runs."""
+    beating = crowd.come()
+    num_beats = 2 * unread.NEWCOMER_BYTES // (8 * len(PING))
+    for _ in range(num_beats):
+        beating.socket.sendall(8 * PING)
+        for _ in range(8):
+            assert beating.receive() == PONG
+        crowd.monitor.look()
+    assert is_open(beating)
+
+
 def test_only_a_connection_over_which_a_message_came_moves_anything(crowd: Crowd) -> None:
     """So nobody without a key makes a stage look as if hidden states arrived."""
     part = b"\x03" + struct.pack(">Q", 4 * unread.MOVED_BYTES) + bytes(4 * unread.MOVED_BYTES)

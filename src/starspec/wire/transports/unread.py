@@ -25,6 +25,7 @@ MOVED_BYTES: Final = 4096  # of a message that is not whole: more than heartbeat
 HEARTBEAT_BYTES: Final = 4096  # and no more than these between two messages that are read
 MAX_FRAMES: Final = 65536  # that wait behind NUM_TELLING messages of the same kind: ZeroMQ takes 64 bytes for each
 NUM_TELLING: Final = 256
+BEAT_BYTES: Final = 128  # that come between two looks may be heartbeats: ten to fifty bytes each
 SETTLED_LOOKS: Final = 20  # a connection that is heard after so many is not new any more
 MAX_BARRED: Final = 4096  # peers that are remembered
 SHORT_FRAME, LONG_FRAME = 2, 9  # bytes that ZMTP adds to a frame of at most LONGEST_SHORT, and to a longer one
@@ -43,7 +44,9 @@ class Limits(NamedTuple):
     def of(self, connection: _Connection) -> int:
         """What this connection may have unread."""
         whole = MAX_UNREAD_BYTES if self.whole is None else self.whole
-        return whole if connection.has_spoken or self.newcomer is None else min(self.newcomer, whole)
+        if connection.has_spoken or self.newcomer is None:
+            return whole
+        return min(self.newcomer + connection.num_beaten, whole)
 
 
 LARGE: Final = Limits(newcomer=None)
@@ -64,12 +67,15 @@ class _Connection:
         self.came_before = 0  # at the look before that
         self.read = 0  # of these, as far as the reader has told
         self.moved = 0  # what had come when it last moved
+        self.num_beaten = 0  # bytes that came so few at a time that they may be heartbeats
         self.has_spoken = False  # a message was read
         self.has_settled = False  # a message came, or anything after the first second
         self.front = _Heard()  # what was read of it since little was unread
 
     def grow(self, came: int, look: int) -> None:
         """So much has come over it by now."""
+        if came - self.came <= BEAT_BYTES:
+            self.num_beaten += came - self.came
         self.came_before, self.came = self.came, came
         self.has_settled |= look - self.began > SETTLED_LOOKS
 
