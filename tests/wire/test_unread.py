@@ -717,9 +717,9 @@ def test_a_connection_that_has_only_heartbeats_is_not_silent(crowd: Crowd) -> No
 
 def test_a_connection_with_heartbeats_alone_is_not_ended_for_them(crowd: Crowd) -> None:
     """A gateway has one at each target, for as long as it runs."""
+    crowd.monitor.unread._limits = unread.Limits(newcomer=4096)  # soon reached
     beating = crowd.come()
-    num_beats = 2 * unread.NEWCOMER_BYTES // (8 * len(PING))
-    for _ in range(num_beats):
+    for _ in range(2 * 4096 // (8 * len(PING))):
         beating.socket.sendall(8 * PING)
         for _ in range(8):
             assert beating.receive() == PONG
