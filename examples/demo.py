@@ -1,8 +1,9 @@
 """The walking star: one draft server speeds up two targets, token for token what they would have said alone.
 
 `make demo` runs this. It starts `starspec up` as a user would, streams eight prompts at once through the `openai`
-client, asks the same targets again without speculation, and compares the answers token for token. Then it races: one
-stream at a time on one target, with the EAGLE head that ships with starspec, and with a coarse copy of the target.
+client, asks the same targets again without speculation, and compares the answers token for token, some times in turns.
+Then it races: one stream at a time on one target, with the EAGLE head that ships with starspec, and with a coarse copy
+of the target.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from race import HEAD, SELF_DRAFT, RaceRow, race, race_line, race_rows
+from race import HEAD, SELF_DRAFT, RaceResult, RaceRow, Turn, race, race_line, race_rows
 from star_process import star
 from starspec.__main__ import EXIT_INTERRUPTED
 from starspec.harness.provenance import collect_provenance
@@ -78,22 +80,68 @@ class Pass:
     num_by_length: list[int]  # [draft steps] -> choices
 
     @property
-    def tokens_per_s(self) -> float:
-        return sum(len(answer.token_ids) for answer in self.answers) / self.elapsed_s
+    def turn(self) -> Turn:
+        """As races compare it."""
+        return Turn([answer.token_ids for answer in self.answers], self.elapsed_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """All prompts, answered with drafts and plainly in turns."""
+
+    pairs: list[tuple[Pass, Pass]]  # (with drafts, plainly) of each repeat
 
     @property
-    def block_efficiency(self) -> float:
-        return self.num_emitted / self.num_forwards
+    def race(self) -> RaceResult:
+        """Its speeds."""
+        return RaceResult([(drafted.turn, plain.turn) for drafted, plain in self.pairs])
+
+    @property
+    def different(self) -> list[tuple[Answer, Answer]]:
+        """The answers that drafts changed."""
+        both = [pair for one, other in self.pairs for pair in zip(one.answers, other.answers, strict=True)]
+        return [(one, other) for one, other in both if (one.token_ids, one.text) != (other.token_ids, other.text)]
+
+    @property
+    def first_token_s(self) -> float:
+        """When the first token of all came, by time.monotonic()."""
+        first, _ = self.pairs[0]
+        return min(answer.first_token_s for answer in first.answers if answer.first_token_s is not None)
+
+    @property
+    def summary(self) -> str:
+        """The closing line: tokens of one repeat, block efficiency of all, speeds of the median one."""
+        drafted = [each for each, _ in self.pairs]
+        efficiency = sum(each.num_emitted for each in drafted) / sum(each.num_forwards for each in drafted)
+        num_identical = len(PROMPTS) - len({one.prompt for one, _ in self.different})
+        return (
+            f"{sum(map(len, drafted[0].turn.token_ids))} tokens | block efficiency {efficiency:.2f} tokens a forward "
+            f"| identical {num_identical}/{len(PROMPTS)} | against plain decoding: {self.race.line}; "
+            f"median of {len(self.pairs)}"
+        )
+
+    @property
+    def lengths_line(self) -> str:
+        """Which draft lengths were chosen, and how often."""
+        counts = [sum(column) for column in zip_longest(*(each.num_by_length for each, _ in self.pairs), fillvalue=0)]
+        shares = [f"{length}: {num / sum(counts):.0%}" for length, num in enumerate(counts) if num]
+        return f"draft lengths chosen (tokens, 0 = no draft): {', '.join(shares)}"
 
 
 async def answer_all(
-    client: AsyncOpenAI, model: str, watch: StatusWatch, screen: Screen, max_tokens: int, *, is_speculative: bool
+    client: AsyncOpenAI,
+    model: str,
+    watch: StatusWatch,
+    max_tokens: int,
+    showing: Callable[[list[Answer], str], AbstractAsyncContextManager[None]],
+    *,
+    is_speculative: bool,
 ) -> Pass:
-    """Stream the answers to all prompts at once, and show them growing."""
+    """Stream the answers to all prompts at once, and show them."""
     answers = [Answer(*prompt) for prompt in PROMPTS]
     before = await fresh_counts(watch)
     started_s = time.monotonic()
-    async with screen.showing(answers, "with drafts" if is_speculative else "plainly"):
+    async with showing(answers, "with drafts" if is_speculative else "plainly"):
         await asyncio.gather(*(_stream(client, model, answer, max_tokens, is_speculative) for answer in answers))
     elapsed_s = time.monotonic() - started_s
     after = await fresh_counts(watch)
@@ -188,51 +236,46 @@ def _answers_table(answers: Sequence[Answer]) -> Table:
     return table
 
 
-def summary(with_drafts: Pass, plainly: Pass) -> tuple[str, bool]:
-    """The closing line, and whether every answer was the same token for token."""
-    pairs = list(zip(with_drafts.answers, plainly.answers, strict=True))
-    num_identical = sum(one.token_ids == other.token_ids and one.text == other.text for one, other in pairs)
-    num_tokens = sum(len(answer.token_ids) for answer in with_drafts.answers)
-    line = (
-        f"{num_tokens} tokens | block efficiency {with_drafts.block_efficiency:.2f} tokens a forward "
-        f"| identical {num_identical}/{len(pairs)} "
-        f"| {with_drafts.tokens_per_s:.1f} tokens/s, {with_drafts.tokens_per_s / plainly.tokens_per_s:.2f}x "
-        f"plain ({plainly.tokens_per_s:.1f})"
-    )
-    return line, num_identical == len(pairs) and num_tokens > 0
+async def converse(addresses: dict[str, str], num_repeats: int, max_tokens: int) -> Conversation:
+    """Answer all prompts with drafts and plainly: the first repeat shows them, the others only measure.
 
-
-def lengths_line(num_by_length: Sequence[int]) -> str:
-    """Which draft lengths were chosen, and how often."""
-    shares = [f"{length}: {num / sum(num_by_length):.0%}" for length, num in enumerate(num_by_length) if num]
-    return f"draft lengths chosen (tokens, 0 = no draft): {', '.join(shares)}"
-
-
-async def converse(addresses: dict[str, str], started_s: float, max_tokens: int) -> bool:
-    """Both passes. Returns: whether all answers were identical."""
+    Which of the two comes first alternates, since what comes later finds everything warm.
+    """
     targets = {name: address for name, address in addresses.items() if name.startswith("target")}
     watch = StatusWatch(list(targets.values()), addresses["hub"])
-    screen = Screen(watch, list(targets))
+    showing = Screen(watch, list(targets)).showing
     client = AsyncOpenAI(base_url=f"{addresses['gateway']}/v1", api_key="none", max_retries=0)
+    pairs: list[tuple[Pass, Pass]] = []
     try:
         model = (await client.models.list()).data[0].id
-        with_drafts = await answer_all(client, model, watch, screen, max_tokens, is_speculative=True)
-        plainly = await answer_all(client, model, watch, screen, max_tokens, is_speculative=False)
+        for repeat in range(num_repeats):
+            passes: dict[bool, Pass] = {}
+            for is_speculative in (True, False) if repeat % 2 == 0 else (False, True):
+                passes[is_speculative] = await answer_all(
+                    client, model, watch, max_tokens, showing, is_speculative=is_speculative
+                )
+            pairs.append((passes[True], passes[False]))
+            showing = partial(_waiting, f"{repeat + 2} of {num_repeats}")
     finally:
         await client.close()
         watch.close()
-    line, is_identical = summary(with_drafts, plainly)
-    for one, other in zip(with_drafts.answers, plainly.answers, strict=True):
-        if one.token_ids != other.token_ids:
-            print(f"DIFFERENT: {one.prompt}\n  with drafts: {one.text!r}\n  plainly:     {other.text!r}")
-    first_s = (
-        min(answer.first_token_s for answer in with_drafts.answers if answer.first_token_s is not None) - started_s
-    )
-    print(f"first token after {first_s:.1f} s | {line}")
-    print(lengths_line(with_drafts.num_by_length))
-    if with_drafts.tokens_per_s < plainly.tokens_per_s:
+    return Conversation(pairs)
+
+
+@asynccontextmanager
+async def _waiting(which: str, answers: Sequence[Answer], how: str) -> AsyncIterator[None]:
+    with Console().status(f"{len(answers)} prompts at once, {how}: {which}"):
+        yield
+
+
+def tell(conversation: Conversation, started_s: float) -> None:
+    """Print what came of it."""
+    for one, other in conversation.different:
+        print(f"DIFFERENT: {one.prompt}\n  with drafts: {one.text!r}\n  plainly:     {other.text!r}")
+    print(f"first token after {conversation.first_token_s - started_s:.1f} s | {conversation.summary}")
+    print(conversation.lengths_line)
+    if conversation.race.speed_up < 1.0:
         print("Eight streams at once keep these cores busy: tokens verified in vain then cost as much as decoded ones.")
-    return is_identical
 
 
 def keep_open(gateway: str) -> None:
@@ -245,7 +288,7 @@ def keep_open(gateway: str) -> None:
 def main() -> None:
     """Exits 0 if every answer was the same with and without drafts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="how often each race is run (default: 3)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="of each measurement (default: 3)")
     parser.add_argument(
         "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"of an answer (default: {MAX_TOKENS})"
     )
@@ -266,11 +309,13 @@ def main() -> None:
     started_s = time.monotonic()
     model = demo_model_folder()
     with star(model, HEAD.options(model), num_targets=2) as addresses:
-        is_identical = asyncio.run(converse(addresses, started_s, given.max_tokens))
+        conversation = asyncio.run(converse(addresses, 1 if given.keep else given.repeats, given.max_tokens))
+        tell(conversation, started_s)
+        is_identical = conversation.race.is_identical and not conversation.different
         if given.keep:
             keep_open(addresses["gateway"])
             sys.exit(0 if is_identical else 1)
-    rows: list[RaceRow] = []
+    rows: list[RaceRow] = [conversation.race.row(HEAD.name, f"{len(PROMPTS)} at once, two targets")]
     for draft in (HEAD, SELF_DRAFT):
         with star(model, draft.options(model), num_targets=1) as addresses:
             results = asyncio.run(race(addresses["gateway"], given.repeats, given.max_tokens))

@@ -1,4 +1,6 @@
-"""One stream at a time on one target, with drafts and without, in turns: what drafting gains where it should."""
+"""With drafts and without, in turns: how two speeds are compared, and the race of one stream at a time on one target,
+which shows what drafting gains where it should.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ SELF_DRAFT = Draft("the target itself in int4", lambda model: ["--draft", str(mo
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The prompts answered once, one after the other."""
+    """The prompts answered once."""
 
     token_ids: list[list[int]]
     seconds: float

@@ -52,13 +52,20 @@ def test_the_demo_answers_eight_prompts_identically(smollm2: Path, tmp_path: Pat
     assert all(told.search(race) for race in races)
     receipt = json.loads((tmp_path / "demo.json").read_text())
     assert len(receipt["provenance"]["models"]["head"]) == 64
-    kinds = [(row["drafts"], row["prompts"], row["is_identical"]) for row in receipt["rows"]]
+    eight, *one_by_one = receipt["rows"]
+    assert (eight["prompts"], eight["is_identical"], eight["num_tokens"]) == (
+        "8 at once, two targets",
+        True,
+        int(match[1]),
+    )
+    assert f"{eight['speed_up']:.2f}x (" in summary
+    kinds = [(row["drafts"], row["prompts"], row["is_identical"]) for row in one_by_one]
     assert kinds == [
         (drafts, prompts, True)
         for drafts in ("the EAGLE head", "the target itself in int4")
         for prompts in ("code", "conversation", "all")
     ]
-    code, conversation, both, *again = [row["num_tokens"] for row in receipt["rows"]]
+    code, conversation, both, *again = [row["num_tokens"] for row in one_by_one]
     assert code == 2 * NUM_TOKENS
     # where bf16 is rounded otherwise, one of its two answers may end earlier
     assert NUM_TOKENS < conversation <= 2 * NUM_TOKENS
