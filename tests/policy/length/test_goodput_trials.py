@@ -10,7 +10,7 @@ from weighing_toys import STEP_S, measured, sequence
 from starspec.policy.deadline import Round
 from starspec.policy.length.acceptance import Acceptance
 from starspec.policy.length.costs import Costs
-from starspec.policy.length.goodput import MAX_DEFERRED, PROBE_STEPS, Goodput
+from starspec.policy.length.goodput import MAX_DEFERRED, PLAIN_EVERY, PROBE_STEPS, Goodput
 from starspec.policy.length.round_cost import RoundTimes
 from starspec.policy.length.snapshot import OFF, PLAIN_TRIAL, Choice, RoundSnapshot, SequenceSnapshot
 from starspec.policy.length.trials import CREDIT_ROUNDS, PROMISED_ROUNDS, Trials
@@ -94,6 +94,8 @@ def test_a_size_between_measured_ones_is_tried_where_a_knee_may_be() -> None:
     costs = measured({4: 0.1, 12: 0.15, 20: 0.25}, wait_s=0.001)
     batch = [sequence(0.8) for _ in range(4)]
     assert lengths(choose(batch, costs)) == [2] * 4, "as far as is known"
+    apart = choose(batch[1:], costs, Trials(), num_others=1)
+    assert "probe" not in [each.reason for each in apart], "what the others draft is not known"
     tried: list[int] = []
     while (chosen := choose(batch, costs, Trials()))[0].reason == "probe":
         tried.append(4 + sum(lengths(chosen)))
@@ -119,6 +121,18 @@ def test_a_round_goes_plain_where_its_time_without_drafts_is_not_known_and_says_
     assert lengths(choose([sequence(), sequence()], costs, drafting(spent()))) == [4, 4], (
         "it costs more than is allowed"
     )
+    costs = measured(dict.fromkeys((1, 100), STEP_S), wait_s=0.1)
+    assert lengths(choose([sequence(), sequence()], costs, drafting(Trials()))) == [4, 4], "twice as fast: no doubt"
+    assert lengths(choose([sequence()], costs, drafting(Trials()), num_others=1)) == [4], "the other may have a draft"
+
+
+def test_a_round_goes_plain_again_after_some_rounds() -> None:
+    costs = measured(wait_s=0.2)
+    for _ in range(PLAIN_EVERY):
+        costs.steps.end_step()
+    assert lengths(choose([sequence(), sequence()], costs, drafting(Trials()))) == [4, 4]
+    costs.steps.end_step()
+    assert choose([sequence(), sequence()], costs, drafting(Trials())) == [PLAIN_TRIAL] * 2
 
 
 def test_beside_prefill_nothing_is_measured() -> None:
@@ -134,6 +148,11 @@ def test_prompts_wait_for_a_few_rounds_while_no_step_of_so_many_was_measured() -
     assert lengths(found[-1]) == [4, 4]
 
 
+def test_a_round_for_which_prompts_wait_has_no_probes() -> None:
+    costs, idle = measured(dict.fromkeys((4, 100), STEP_S)), sequence(0.1, is_idle=True)
+    assert choose([sequence(num_to_prefill=30), idle], costs, Trials()) == [PLAIN_TRIAL, OFF]
+
+
 def test_the_shorter_prompts_are_prefilled_where_all_together_are_not_worth_it() -> None:
     costs = measured()
     costs.prefill.add_request(1000, 0.0)
@@ -143,6 +162,24 @@ def test_the_shorter_prompts_are_prefilled_where_all_together_are_not_worth_it()
     assert lengths(choose([sequence(num_to_prefill=each) for each in (9000, 40)], costs)) == [0, 4]
     assert lengths(choose([sequence(num_to_prefill=9000), sequence()], costs)) == [0, 4]
     assert lengths(choose([sequence(num_to_prefill=each) for each in (90_000, 90_000)], costs)) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("num_lately", "prompt", "is_new", "depth"),
+    [(4, 200, True, 0), (4, 200, False, 4), (4, 50, True, 4), (1, 200, True, 4)],
+    ids=["it waits", "in the next round", "its prefill is quick", "rounds were no larger lately"],
+)
+def test_a_new_request_waits_a_round_where_others_may_join_it(
+    num_lately: int, prompt: int, is_new: bool, depth: int
+) -> None:
+    costs, trials = measured(), spent()
+    costs.prefill.add_request(1000, None)
+    costs.prefill.add_wait(1.0)  # 1 ms a token, and a step takes 0.1 s
+    costs.prefill.add_answer(1000, 0)
+    costs.prefill.end()
+    trials.note_sequences(num_lately)
+    new = replace(sequence(num_to_prefill=prompt), is_new=is_new)
+    assert lengths(choose([new], costs, trials)) == [depth]
 
 
 def test_a_tree_asks_for_no_more_nodes_than_its_drafter_gives() -> None:
@@ -225,6 +262,7 @@ def test_drafts_grow_as_far_as_the_account_can_bear(left_s: float, depth: int) -
     trials.spend(CREDIT_ROUNDS * STEP_S - left_s)
     trials.deepest = 2
     assert lengths(choose([sequence(0.85)], costs, trials)) == [depth]
+    assert trials.deepest == max(2, depth), "so that the next ones may be twice as deep, though no draft came"
 
 
 def luck(*accepted: int) -> SequenceSnapshot:
@@ -299,9 +337,19 @@ def test_what_a_hub_prefills_begins_drafting_without_being_sure() -> None:
 
 def test_apart_from_others_of_its_round_a_draft_begins_by_luck_and_is_not_tried_for_its_promise() -> None:
     assert [each.reason for each in choose([luck(4)], dear(0.8), Trials(), num_others=1)] == ["off"]
-    together = replace(dear(0.8), steps=measured(dict.fromkeys((1, 2, 8), 2 * STEP_S)).steps)
-    assert [each.reason for each in choose([luck(4, 4)], together, Trials(), num_others=1)] == ["cap"]
-    assert lengths(choose([luck(2, 2)], dear(1.2), Trials(), num_others=1)) == [0]
+    slow = replace(dear(0.8), steps=measured(dict.fromkeys((1, 2, 8), 2 * STEP_S)).steps)
+    trials = Trials()
+    assert [each.reason for each in choose([luck(4, 4)], slow, trials, num_others=1)] == ["cap"]
+    assert not trials.was_drafting, "of a part of the round"
+    assert [each.reason for each in choose([luck(2, 2), luck(2, 2)], slow, Trials())] == ["probe", "probe"]
+    assert [each.reason for each in choose([luck(2, 2)], slow, Trials(), num_others=1)] == ["off"]
+
+
+def test_beside_prefill_no_draft_is_tried_for_its_promise() -> None:
+    costs = dear(1.0)
+    assert lengths(choose([luck(2, 2)], costs, Trials())) == [4]
+    costs.prefill.add_request(100, None)
+    assert lengths(choose([luck(2, 2)], costs, Trials())) == [0]
 
 
 def test_a_draft_that_is_tried_for_its_promise_is_at_most_twice_as_deep_as_any_before() -> None:

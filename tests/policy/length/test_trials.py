@@ -11,6 +11,7 @@ from starspec.policy.length.trials import (
     FULL_PROMISE,
     LONGEST_ROUND,
     PROMISED_ROUNDS,
+    SAVED_ROUNDS,
     SHARE,
     Trial,
     Trials,
@@ -47,6 +48,38 @@ def test_a_pause_earns_no_more_than_a_long_round() -> None:
     trials.pass_time(1.0, 100.0 + 3600.0)
     assert trials.allows(0.99 * LONGEST_ROUND * SHARE, plain_s=1.0)
     assert not trials.allows(1.01 * LONGEST_ROUND * SHARE, plain_s=1.0)
+
+
+@pytest.mark.parametrize("by_gains", [False, True], ids=["of a long time", "of gains"])
+def test_no_more_is_kept_for_later_trials_than_some_rounds(by_gains: bool) -> None:
+    trials = trials_after(0.0) if by_gains else trials_after(3.0 * SAVED_ROUNDS / SHARE)
+    if by_gains:
+        trials.make(Trial(round_s=1.0, tokens_s=1.0, started_s=100.0, num_emitted=0), 1.0)
+        trials.close(1.0 + 3.0 * SAVED_ROUNDS, 101.0)
+        trials.pass_time(1.0, 102.0)
+    assert trials.allows(CREDIT_ROUNDS + SAVED_ROUNDS, plain_s=1.0)
+    trials.spend(CREDIT_ROUNDS + SAVED_ROUNDS)
+    assert not trials.allows(0.01, plain_s=1.0)
+
+
+def test_a_trial_that_costs_more_than_can_be_kept_is_made_when_all_is_kept_and_paid_for_in_full() -> None:
+    cost_s = 3.0 * SAVED_ROUNDS
+    assert not trials_after(0.9 * SAVED_ROUNDS / SHARE).allows(cost_s, plain_s=1.0)
+    trials = trials_after(1.1 * SAVED_ROUNDS / SHARE)
+    assert trials.allows(cost_s, plain_s=1.0)
+    trials.spend(cost_s)
+    for number in range(round(0.9 * cost_s / SHARE)):
+        trials.pass_time(1.0, 1e6 + number)
+    assert not trials.allows(cost_s, plain_s=1.0)
+    for number in range(round(0.2 * cost_s / SHARE)):
+        trials.pass_time(1.0, 2e6 + number)
+    assert trials.allows(cost_s, plain_s=1.0)
+
+
+def test_what_is_kept_stays_while_it_is_not_known_what_a_plain_round_takes() -> None:
+    trials = trials_after(1000.0)
+    trials.pass_time(0.0, 1200.0)
+    assert trials.allows(0.9 * 1000.0 * SHARE, plain_s=1.0)
 
 
 def test_what_is_expected_to_gain_is_allowed_and_earns_nothing_by_that() -> None:
@@ -164,5 +197,6 @@ def test_a_trial_that_takes_and_gives_what_was_expected_costs_that_and_no_accoun
         if more_s > round_s * (1.0 + 1e-9):
             lost_s = max(0.0, trial.cost_s)  # interrupted
         spent_s += min(lost_s, max(0.0, trial.cost_s)) if is_lower_bound else lost_s
-    assert trials.allows(CREDIT_ROUNDS - spent_s - 1e-3, plain_s=1.0)
-    assert not trials.allows(CREDIT_ROUNDS - spent_s + 1e-3, plain_s=1.0)
+    plain_s = 1e4  # so long that no gains are more than what is kept
+    assert trials.allows(CREDIT_ROUNDS * plain_s - spent_s - 1e-3, plain_s)
+    assert not trials.allows(CREDIT_ROUNDS * plain_s - spent_s + 1e-3, plain_s)

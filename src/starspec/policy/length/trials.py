@@ -3,7 +3,9 @@
 A policy that never drafts where drafts did not pay would never see that they pay by now. One that always drafts would
 never see what a round without drafts takes. So now and then a round is a *trial*: what seems best is left, to learn
 what something else takes. A trial is allowed only while all trials together have cost at most CREDIT_ROUNDS and SHARE
-of the time. For one that promises much it may be up to PROMISED_ROUNDS more.
+of the time. For one that promises much it may be up to PROMISED_ROUNDS more. What the time has earned and trials have
+gained is kept for later ones, up to SAVED_ROUNDS. Otherwise a server whose drafts paid for a day, and then pay no more,
+would lose minutes with trials, one after the other.
 
 Trials are made where chance makes them look better than they are, so on average they bring less than is expected. The
 expected cost is charged only until a trial's round is over. Then it is replaced by the time that the round took, less
@@ -28,6 +30,7 @@ SHARE: Final = 0.01  # of the time: what trials may cost in all
 CREDIT_ROUNDS: Final = 2.0  # plain rounds: what the first trials may cost, before there was any time
 PROMISED_ROUNDS: Final = 10.0  # plain rounds: what trials that promise FULL_PROMISE may cost in addition
 FULL_PROMISE: Final = 0.3  # share by which the speed may be higher; trials that promise less may cost less in addition
+SAVED_ROUNDS: Final = 20.0  # plain rounds: what may be kept for later trials, beside the credit
 MAX_RATIO: Final = 2.0  # of the time of a trial's round to what was expected at most. A longer one was interrupted, and
 # its time and tokens may be those of other rounds, also of another drafter.
 LATELY_FADE: Final = 0.99  # of the sequences of the largest round, with each later one
@@ -68,8 +71,7 @@ class Trials:
 
     def __init__(self) -> None:
         self._last_s: float | None = None  # when the last round began
-        self._earned_s = 0.0
-        self._spent_s = 0.0
+        self._left_s = 0.0  # what trials may cost without credit; below 0, so much of the credit is spent
         self._num_deferred = 0  # rounds in a row
         self.open: Trial | None = None  # the trial of which it is not known yet what it took and gave
         self.num_lately = 0.0  # sequences of the largest round lately
@@ -85,8 +87,9 @@ class Trials:
         Args:
             plain_s: a round without drafts; 0 = not known.
         """
-        if self._last_s is not None:
-            self._earned_s += SHARE * min(now - self._last_s, LONGEST_ROUND * plain_s)
+        if self._last_s is not None and plain_s > 0.0:
+            earned_s = SHARE * min(now - self._last_s, LONGEST_ROUND * plain_s)
+            self._left_s = min(self._left_s + earned_s, SAVED_ROUNDS * plain_s)
         self._last_s = now
 
     def note_sequences(self, num: int) -> None:
@@ -96,17 +99,19 @@ class Trials:
     def allows(self, cost_s: float, plain_s: float, promise: float = 0.0) -> bool:
         """Whether a trial that is expected to cost so much may be made.
 
+        One that costs more than can ever be left may be made when all is left that can be, and is charged in full.
+
         Args:
             cost_s: seconds that it takes longer than what seems best, for the tokens that it is expected to give.
             plain_s: a round without drafts.
             promise: by what share the speed may be higher than that of what seems best, with luck.
         """
         num_rounds = CREDIT_ROUNDS + PROMISED_ROUNDS * min(1.0, promise / FULL_PROMISE)
-        return self._spent_s + cost_s <= num_rounds * plain_s + self._earned_s
+        return min(cost_s - num_rounds * plain_s, SAVED_ROUNDS * plain_s) <= self._left_s
 
     def spend(self, cost_s: float) -> None:
         """A trial is made that is charged once, with what it is expected to cost."""
-        self._spent_s += max(0.0, cost_s)
+        self._left_s -= max(0.0, cost_s)
 
     def make(self, trial: Trial, plain_s: float, *, is_going_on: bool = False, promise: float = 0.0) -> bool:
         """Make a trial if it is allowed, as `allows`. Returns: whether it is made. Effects: spends what is expected.
@@ -137,7 +142,7 @@ class Trials:
         assert self.open is not None
         trial, self.open = self.open, None
         charged_s, lost_s = max(0.0, trial.cost_s), trial.lost_s(gave_s, now)
-        self._spent_s += (min(lost_s, charged_s) if is_lower_bound else lost_s) - charged_s
+        self._left_s += charged_s - (min(lost_s, charged_s) if is_lower_bound else lost_s)
 
     def defers(self, most: int, *, is_useless: bool) -> bool:
         """Whether something waits in this round for a measurement, at most so many rounds in a row.
