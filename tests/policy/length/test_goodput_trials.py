@@ -224,6 +224,16 @@ def test_a_probe_of_which_it_is_not_known_what_it_took_or_gave_costs_what_was_ex
     assert cost_s(trials) == pytest.approx(before_s, abs=0.003)
 
 
+def test_a_probe_whose_draft_has_not_come_costs_no_more_than_was_expected() -> None:
+    trials, costs, idle = Trials(), measured(wait_s=0.09), sequence(0.1, is_idle=True)
+    assert lengths(choose([idle], costs, trials, 0.0, 7)) == [PROBE_STEPS]
+    before_s = cost_s(trials)
+    assert idle.acceptance is not None
+    idle.acceptance.add(0, 0)
+    choose([replace(idle, max_remaining_tokens=1)], costs, trials, 0.3, 8)  # it may still come in the next round
+    assert cost_s(trials) == pytest.approx(before_s, abs=0.004)
+
+
 def test_a_probe_whose_draft_came_does_not_go_on_for_another_sequence() -> None:
     trials, costs = Trials(), replace(measured(dict.fromkeys((4, 100), STEP_S)), rounds=RoundTimes())
     for length in (1, 2, 4) * 4:
@@ -337,7 +347,7 @@ def test_what_a_hub_prefills_begins_drafting_without_being_sure() -> None:
 
 def test_apart_from_others_of_its_round_a_draft_begins_by_luck_and_is_not_tried_for_its_promise() -> None:
     assert [each.reason for each in choose([luck(4)], dear(0.8), Trials(), num_others=1)] == ["off"]
-    slow = replace(dear(0.8), steps=measured(dict.fromkeys((1, 2, 8), 2 * STEP_S)).steps)
+    slow = replace(dear(1.0), steps=measured(dict.fromkeys((1, 2, 8), 2 * STEP_S)).steps)
     trials = Trials()
     assert [each.reason for each in choose([luck(4, 4)], slow, trials, num_others=1)] == ["cap"]
     assert not trials.was_drafting, "of a part of the round"
