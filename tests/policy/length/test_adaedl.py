@@ -20,6 +20,8 @@ def test_drafting_stops_at_the_entropy_where_the_bound_is_the_threshold() -> Non
 
 def test_the_threshold_moves_against_the_acceptance_a_tenth_of_a_step_a_round() -> None:
     threshold = StopThreshold()
+    threshold.add_round(10, 9)  # 0.9, as wanted
+    assert threshold.value == pytest.approx(FIRST)
     threshold.add_round(4, 4)  # mean acceptance 0.95 > 0.9
     assert threshold.value == pytest.approx(FIRST - 0.001)
     threshold.add_round(4, 0)  # 0.475

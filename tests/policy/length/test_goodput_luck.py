@@ -83,6 +83,16 @@ def test_good_luck_beside_a_request_with_its_own_depth_begins_nothing_either() -
     assert trials.was_drafting
 
 
+def test_no_round_with_a_draft_that_a_request_asked_for_is_tried_without_drafts() -> None:
+    """It would not be a plain round, so nothing would be learnt."""
+    unmeasured = measured(dict.fromkeys((1, 100), STEP_S), wait_s=0.2)
+    for asked, lengths in ((None, [0, 0]), (2, [2, 4])):
+        trials = Trials()
+        trials.was_drafting = True
+        chosen = choose([replace(sequence(), num_steps_asked=asked), sequence()], unmeasured, trials)
+        assert [each.budget.num_steps for each in chosen] == lengths
+
+
 def test_a_trial_is_not_charged_with_what_the_draft_costs_that_a_request_asked_for() -> None:
     trials = Trials()
     own, idle = sequence(0.1), sequence(0.1, is_idle=True)

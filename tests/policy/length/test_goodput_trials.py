@@ -182,6 +182,29 @@ def test_a_new_request_waits_a_round_where_others_may_join_it(
     assert lengths(choose([new], costs, trials)) == [depth]
 
 
+def test_a_large_round_long_ago_lets_no_new_request_wait() -> None:
+    costs, trials = measured(), spent()
+    costs.prefill.add_request(30, None)
+    costs.prefill.add_wait(3 * STEP_S)
+    costs.prefill.end()
+    new = replace(sequence(num_to_prefill=30), is_new=True)
+    trials.note_sequences(2)
+    assert lengths(choose([new], costs, trials)) == [0]
+    for _ in range(100):  # 2 * 0.99 ** 100 is less than one
+        trials.note_sequences(1)
+    assert lengths(choose([new], costs, trials)) == [4]
+
+
+def test_prompts_wait_anew_for_a_measurement_after_a_round_in_which_they_did_not() -> None:
+    trials = Trials()
+    for _ in range(2):
+        found = [trials.defers(MAX_DEFERRED, is_useless=False) for _ in range(MAX_DEFERRED + 1)]
+        assert found == [*[True] * MAX_DEFERRED, False]
+    assert trials.defers(MAX_DEFERRED, is_useless=False)
+    assert not trials.defers(MAX_DEFERRED, is_useless=True)
+    assert all(trials.defers(MAX_DEFERRED, is_useless=False) for _ in range(MAX_DEFERRED))
+
+
 def test_a_tree_asks_for_no_more_nodes_than_its_drafter_gives() -> None:
     few = replace(sequence(1.0), max_draft_tokens=4)
     snapshot = RoundSnapshot(sequences=[few], num_sequences=1, costs=measured(), trials=spent())
@@ -234,6 +257,14 @@ def test_a_probe_whose_draft_has_not_come_costs_no_more_than_was_expected() -> N
     assert cost_s(trials) == pytest.approx(before_s, abs=0.004)
 
 
+def test_a_probe_that_took_long_costs_what_was_expected_where_no_plain_step_was_measured() -> None:
+    trials, costs = Trials(), measured(dict.fromkeys((2, 4, 100), STEP_S), wait_s=0.09)
+    assert lengths(choose([sequence(0.1, is_idle=True)], costs, trials, 0.0, 7)) == [PROBE_STEPS]
+    expected_s = cost_s(trials)
+    choose([sequence(0.0, room=1)], costs, trials, 0.3, 8)
+    assert cost_s(trials) == pytest.approx(expected_s, abs=0.005)
+
+
 def test_a_probe_whose_draft_came_does_not_go_on_for_another_sequence() -> None:
     trials, costs = Trials(), replace(measured(dict.fromkeys((4, 100), STEP_S)), rounds=RoundTimes())
     for length in (1, 2, 4) * 4:
@@ -273,6 +304,23 @@ def test_drafts_grow_as_far_as_the_account_can_bear(left_s: float, depth: int) -
     trials.deepest = 2
     assert lengths(choose([sequence(0.85)], costs, trials)) == [depth]
     assert trials.deepest == max(2, depth), "so that the next ones may be twice as deep, though no draft came"
+
+
+def test_a_deeper_draft_than_any_that_did_not_come_goes_on_for_one_round() -> None:
+    costs = replace(measured(dict.fromkeys((1, 3), STEP_S)), rounds=RoundTimes())
+    for _ in range(8):
+        costs.rounds.add(Round([2], 0.2))
+    trials, late = drafting(Trials()), sequence(0.85)
+    trials.spend(CREDIT_ROUNDS * STEP_S - 0.2)  # enough is left for one
+    trials.deepest = 2
+    found = []
+    for number in range(3):
+        trials.was_drafting = True
+        found.append(lengths(choose([late], costs, trials, now_s=0.57 * number, num_emitted=number)))
+        assert late.acceptance is not None
+        late.acceptance.add(0, 0)
+    assert found[:2] == [[4], [4]]
+    assert found[2] != [4]
 
 
 def luck(*accepted: int) -> SequenceSnapshot:
