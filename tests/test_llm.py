@@ -202,6 +202,26 @@ def test_streams_read_in_turns_and_answers_between_them_lose_nothing() -> None:
     assert not llm.engine.has_work
 
 
+def test_ctrl_c_in_one_thread_leaves_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM("synthetic:step_ms=0", use_tqdm=False)
+    stream = llm.stream("one", SamplingParams(temperature=0.0, max_tokens=8))
+    next(stream)
+    step = llm.engine.step
+
+    def interrupted() -> object:
+        step()  # whose outputs nobody gets
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("two", SamplingParams(temperature=0.0, max_tokens=8))
+    with ThreadPoolExecutor(1) as threads, pytest.raises(StarspecError, match="this answer is lost: Ctrl-C"):
+        threads.submit(list, stream).result(60)
+    (answer,) = llm.generate("three", SamplingParams(temperature=0.0, max_tokens=8))
+    assert len(answer.outputs[0].token_ids) == 8
+
+
 @pytest.mark.parametrize("name", ["plain", "ngram", "draft"])
 def test_threads_that_ask_at_once_get_the_answers_that_each_would_get_alone(name: str) -> None:
     llm, prompts = llm_of(name, max_num_seqs=2), [[number, 2, 3] for number in range(8)]

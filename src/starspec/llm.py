@@ -112,6 +112,7 @@ class LLM:
         self._gone = deque[RequestId]()  # of these, nobody waits for what comes
         self._lock = threading.RLock()  # of the engine
         self._is_taken = False  # by a thread that has the lock
+        self._num_broken_off = 0  # steps
 
     def get_tokenizer(self) -> Any:
         """The tokenizer of the target, by the name that vLLM gives this."""
@@ -210,12 +211,13 @@ class LLM:
         with self._turn():
             self.engine.submit(request_id, spec)
             self._takers[request_id] = pieces.append
+            num_broken_off = self._num_broken_off
         try:
             is_done = False
             while not is_done:
                 self._check_open()
                 while not pieces:
-                    self._step(unless=lambda: bool(pieces))
+                    self._step(num_broken_off, unless=lambda: bool(pieces))
                 piece = pieces.popleft()
                 is_done = piece.finish_reason is not None
                 yield piece
@@ -269,6 +271,7 @@ class LLM:
 
         with self._turn():
             self._takers |= dict.fromkeys(answers, take)
+            num_broken_off = self._num_broken_off
         bar = ProgressBar("generating", is_shown=is_shown)
         try:
             with bar:
@@ -277,7 +280,7 @@ class LLM:
                         while upcoming is not None and self.engine.has_room:
                             self.engine.submit(*upcoming)
                             upcoming = next(waiting, None)
-                    self._step(unless=lambda: not unfinished)
+                    self._step(num_broken_off, unless=lambda: not unfinished)
         finally:
             with self._turn():
                 self._gone.extend(answers)
@@ -287,14 +290,26 @@ class LLM:
         if not self._end_drafts.alive:
             raise StarspecError("this LLM is closed")
 
-    def _step(self, unless: Callable[[], bool]) -> None:
-        """Take one step, unless another thread's step has brought what the caller waits for. Raises: as _check_open."""
+    def _step(self, num_broken_off: int, unless: Callable[[], bool]) -> None:
+        """Take one step, unless another thread's step has brought what the caller waits for.
+
+        Args:
+            num_broken_off: steps that had been broken off when the caller's requests began.
+        Raises: as _check_open; StarspecError if a step was broken off since, by Ctrl-C or an error in the thread that
+            took it: what it had brought is lost, and the caller would wait for it for ever.
+        """
         with self._turn():
             if unless():
                 return
             self._check_open()
-            for output in self.engine.step().values():
-                self._takers[output.request_id](output)
+            if self._num_broken_off != num_broken_off:
+                raise StarspecError("this answer is lost: Ctrl-C or an error broke off the step that computed it")
+            try:
+                for output in self.engine.step().values():
+                    self._takers[output.request_id](output)
+            except BaseException:
+                self._num_broken_off += 1
+                raise
 
     def _let_go(self, request_id: RequestId) -> None:
         """Abort a request, or leave that to who has the engine. Never waits.
