@@ -1,5 +1,6 @@
 """A result that could not be saved is refused before anything is measured, by every command that saves one."""
 
+import contextlib
 import errno
 import os
 import stat
@@ -12,10 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import structlog
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from starspec.cli import app
+from starspec.cli.process import log_to_stderr
 from starspec.errors import OutputError
 from starspec.harness.report import Spread, write_report
 from starspec.observe.trace import Trace
@@ -312,3 +315,29 @@ def test_standard_output_on_a_full_disk_is_one_sentence(words: tuple[str, ...]) 
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("generate", "Hello", "--target", "synthetic:"), 1),
+        (("verify", "--target", "synthetic:"), 2),
+        (("--nonsense",), 2),
+    ],
+)
+def test_standard_error_on_a_full_disk_leaves_the_exit_code(words: tuple[str, ...], code: int) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "starspec", *words]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+
+
+def test_a_log_on_a_full_disk_ends_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full, monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", full)
+        log_to_stderr("info")
+        for _ in range(1000):  # more than a buffer holds
+            structlog.get_logger().info("target joined", target="a")
+        structlog.reset_defaults()
+        with contextlib.suppress(OSError):
+            full.close()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import sys
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -25,7 +24,7 @@ from starspec.cli.command import CommandLine
 from starspec.cli.doctor import doctor
 from starspec.cli.generate import generate
 from starspec.cli.lab import lab
-from starspec.cli.output import open_closed_streams, take_all_characters
+from starspec.cli.output import drop_unwritten, open_closed_streams, take_all_characters
 from starspec.cli.plan_stages import plan
 from starspec.cli.serve import child, draft, gateway, keygen, stage, target
 from starspec.cli.top import top
@@ -104,7 +103,10 @@ def main() -> None:
     """Run the command line of this process; exits 0, 1 (failed), 2 (misconfigured) or 130 (interrupted)."""
     open_closed_streams()
     take_all_characters()
-    sys.exit(run(sys.argv[1:]))
+    try:
+        sys.exit(run(sys.argv[1:]))
+    finally:
+        drop_unwritten(sys.stderr)
 
 
 def run(arguments: list[str]) -> int:
@@ -136,8 +138,7 @@ def _not_written(error: Exception) -> str | None:
     if not isinstance(error, OSError) or error.errno not in NOT_WRITTEN:
         return None
     if error.filename is None:
-        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123 (no path)
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        drop_unwritten(sys.stdout)
     where = f"'{error.filename}'" if error.filename else "the output"
     return f"{where} cannot be written: {reason_of(error)}"
 
@@ -152,7 +153,8 @@ def _not_installed(error: Exception, arguments: Sequence[str]) -> str | None:
 
 def _print_error(sentence: str, code: int) -> int:
     line = harmless(sentence).replace("\n", "\\n")  # of a name, as its other control characters
-    print(f"starspec: {line}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # then the exit code alone says it
+        print(f"starspec: {line}", file=sys.stderr)
     return code
 
 

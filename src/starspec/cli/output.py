@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
+from typing import TextIO
 
 from starspec.errors import OutputError
 from starspec.output_files import why_full
@@ -35,10 +37,37 @@ def take_all_characters() -> None:
 
 
 def check_output() -> None:
-    """Check that standard output takes what a command will print. Raises: OutputError."""
+    """Check that standard output and standard error take what a command will print. Raises: OutputError."""
+    for stream, what in ((sys.stdout, "the output"), (sys.stderr, "standard error")):
+        try:
+            descriptor = stream.fileno()
+        except (OSError, ValueError):  # it is an object in this process, not a file
+            continue
+        if why := why_full(descriptor):
+            raise OutputError(f"{what} cannot be written: {why}")
+
+
+def drop_unwritten(stream: TextIO) -> None:
+    """Write what a stream still holds, or drop it: at its end Python would try again, and exit with 120.
+
+    Effects: a stream that takes nothing is discarded from now on.
+    """
     try:
-        descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):  # it is an object in this process, not a file
-        return
-    if why := why_full(descriptor):
-        raise OutputError(f"the output cannot be written: {why}")
+        stream.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123 (no path)
+            os.dup2(nowhere.fileno(), stream.fileno())
+
+
+class LogStream:
+    """Standard error for log lines. It drops a line that cannot be written: a full disk must not end a server."""
+
+    def write(self, text: str) -> None:
+        """Write, or drop."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Flush; what cannot be written may be written later."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()

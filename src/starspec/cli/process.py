@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TextIO, cast
 
 from rich.console import Console
 
+from starspec.cli.output import LogStream
 from starspec.config import ProcessConfig
 from starspec.errors import ConfigError, StarspecError, out_of_memory
 from starspec.models.loading.progress import listening
@@ -174,7 +175,7 @@ def log_to_stderr(level: str) -> None:
             ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", LogStream())),
     )
 
 
