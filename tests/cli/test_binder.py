@@ -60,7 +60,7 @@ def test_defaults_are_the_configs() -> None:
         (("--ports", "7-9"), Inner(ports=(7, 9))),
         (("--lengths", "1,3"), Inner(lengths=(1, 3))),
         (("--names", "a", "--names", "b"), Inner(names=("a", "b"))),
-        (("--ways", "c, d,c"), Inner(ways=("c", "d"))),
+        (("--ways", "c, d"), Inner(ways=("c", "d"))),
         (("--count", "8", "--loud"), Inner(count=8, is_loud=True)),
     ],
 )
@@ -76,6 +76,8 @@ def test_each_form_is_read(arguments: tuple[str, ...], config: Inner) -> None:
         (("--batch", "all"), "--batch must be auto or a number of rows, not 'all'"),
         (("--ports", "9-7"), "--ports must be within 1-65535"),
         (("--lengths", "0"), "numbers from 1 on, not 0"),
+        (("--lengths", "1,3,1"), "1 is given twice: give each number once"),
+        (("--ways", "c, d,c"), "--ways names 'c' twice: name each once"),
         (("--count", "9"), "less than or equal to 8"),
     ],
 )

@@ -2,6 +2,8 @@
 
 import io
 import json
+import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -306,3 +308,48 @@ def test_the_offline_api_and_generate_refuse_a_setting_in_the_same_words(
 def test_an_option_of_the_offline_api_that_is_no_such_value_is_named(options: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=f"^{said}"):
         LLM(**{"model": TARGET, **options})
+
+
+OF_FILES = {  # commands that take so many prompts; FILE has two
+    "verify": ("verify", *PAIR, "--num-prompts", "3", "--prompts", "FILE"),
+    "calibrate": ("calibrate", *PAIR, "--num-prompts", "3", "--prompts", "FILE"),
+    "doctor": ("doctor", *PAIR, "--num-prompts", "3", "--prompts", "FILE"),
+    "bench batch": ("bench", "batch", *PAIR, "--num-prompts", "3", "--dataset", "FILE"),
+    "bench tree": ("bench", "tree", *PAIR, "--num-prompts", "3", "--dataset", "FILE"),
+    "bench async": ("bench", "async", *PAIR, "--num-prompts", "3", "--dataset", "FILE"),
+    "bench shard": ("bench", "shard", *PAIR, "--num-prompts", "3", "--dataset", "FILE"),
+    "bench vllm": ("bench", "vllm", *PAIR, "--num-prompts", "3", "--dataset", "FILE"),
+    "bench relaxed": ("bench", "relaxed", *PAIR, "--num-problems", "3", "--dataset", "FILE"),
+}
+
+
+@pytest.mark.parametrize("words", OF_FILES.values(), ids=OF_FILES)
+def test_more_prompts_than_a_file_has_are_refused(words, starspec, tmp_path: Path) -> None:
+    file = tmp_path / "two.jsonl"
+    file.write_text('{"turns": ["1 + 1?"], "reference": "#### 2"}\n' * 2)
+    outcome = starspec(*(str(file) if word == "FILE" else word for word in words))
+    assert outcome.code == 2
+    assert " 3: there are only 2: ask for at most so many" in outcome.err
+
+
+def test_ports_for_targets_that_cannot_be_opened_are_refused_at_a_hubs_start(starspec) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        outcome = starspec("draft", "--draft", OTHER, "--port", "0", "--data-ports", f"{port}-{port}")
+    assert outcome.code == 2
+    assert f"--data-ports {port}-{port}: each target needs one of them, and the hub cannot listen on" in outcome.err
+    outcome = starspec("draft", "--draft", OTHER, "--port", str(port), "--data-ports", f"{port}-{port}")
+    assert "and the hub's own port is the only one" in outcome.err
+
+
+def test_machines_too_small_for_a_model_are_refused_before_a_layer_is_read(
+    starspec, unreadable: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "heads"
+    shutil.copytree(unreadable, folder)
+    head = b'{"weight": {"dtype": "F32", "shape": [1000, 1000], "data_offsets": [0, 0]}}'
+    (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    small = starspec("plan-stages", "--target", str(folder), "--node", "a=1MB", "--node", "b=900KB")
+    assert small.code == 2
+    assert "the nodes cannot hold the model: its weights and its cache take at least" in small.err
+    assert "bytes, and the nodes have 1900000; add a node" in small.err

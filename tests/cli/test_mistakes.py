@@ -157,6 +157,50 @@ MISTAKES = {
         ("bench", "grammar", "--target", "x", "--draft", "y", "--temperatures", "0,-1"),
         "invalid value for --temperatures: numbers from 0 on, not -1.0",
     ),
+    "a temperature twice": (
+        ("bench", "grammar", "--target", "x", "--draft", "y", "--temperatures", "0,1,0.0"),
+        "invalid value for --temperatures: 0.0 is given twice: give each number once",
+    ),
+    "a batch size twice": (
+        ("bench", "length", "--target", "x", "--draft", "y", "--batch-sizes", "4,04"),
+        "invalid value for --batch-sizes: 4 is given twice: give each number once",
+    ),
+    "a method twice": (
+        ("bench", "batch", "--target", "x", "--draft", "y", "--methods", "plain,ragged, plain"),
+        "--methods names 'plain' twice: name each once",
+    ),
+    "a way of batching twice": (
+        ("verify", "--target", "x", "--draft", "y", "--batching", "ragged,ragged"),
+        "--batching names 'ragged' twice: name each once",
+    ),
+    "a file of prompts twice": (
+        ("bench", "pair", "--target", "x", "--draft", "y", "--dataset", __file__, "--dataset", f"/.{__file__}"),
+        "' twice: give each file once",
+    ),
+    "nothing is learnt": (
+        ("train", "--target", "x", "--prompts", "y", "--out", "./z", "--learning-rate", "0"),
+        "invalid value for '--learning-rate'",
+    ),
+    "all is unlearnt": (
+        ("train", "--target", "x", "--prompts", "y", "--out", "./z", "--learning-rate", "2"),
+        "invalid value for '--learning-rate'",
+    ),
+    "more schemas than there are": (
+        ("bench", "grammar", "--target", "x", "--draft", "y", "--num-schemas", "61"),
+        "invalid value for '--num-schemas'",
+    ),
+    "two models of one name": (
+        ("gateway", "--target", "a/x", "--also", "b/x", "--endpoint", "tcp://127.0.0.1:1"),
+        "--also: the models need different names in the API, and have x, x",
+    ),
+    "another model of the served name": (
+        ("gateway", "--target", "x", "--also", "m=y", "--served-model-name", "m", "--endpoint", "tcp://127.0.0.1:1"),
+        "--also: the models need different names in the API, and have m, m",
+    ),
+    "another model by no name": (
+        ("gateway", "--target", "x", "--also", "a b=y", "--endpoint", "tcp://127.0.0.1:1"),
+        "--also: the name 'a b' is not a name",
+    ),
     "a delay below zero": (
         ("bench", "shard", "--target", "x", "--draft", "y", "--delays", "-5"),
         "invalid value for --delays: numbers from 0 on, not -5.0",

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from starspec.config import ModelConfig, SpeculativeConfig, read_thresholds
+from starspec.config import Calibration, ModelConfig, SpeculativeConfig, TargetConfig, read_calibration
 from starspec.doctor.calibrate import calibrate, choose_thresholds
+from starspec.engine.checks import why_unsuited
 from starspec.errors import ConfigError
 from starspec.harness.datasets import own_prompts
 from starspec.harness.report import write_report
-from starspec.speculation.acceptance import KeyThresholds
+from starspec.ids import LinkId
 from starspec.speculation.relaxed import Evidence
+from starspec.wire.messages import PROTOCOL_VERSION, Welcome
 
 
 def config(**options: object) -> ModelConfig:
@@ -38,8 +41,23 @@ def test_what_a_pair_is_calibrated_to_is_what_a_target_reads(tmp_path: Path) -> 
     assert 0.0 < found.measured_key_share <= 0.3
     file = tmp_path / "thresholds.json"
     write_report(found, file)
-    assert read_thresholds(str(file)) == found.thresholds
+    assert read_calibration(str(file)) == Calibration(found.thresholds, str(file), found.target, found.draft)
     assert '"provenance"' in file.read_text()
+
+
+def test_thresholds_of_another_pair_are_noticed_if_the_file_says_whose_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "thresholds.json"
+    content = {"thresholds": {"lambda_1": 2.5, "lambda_2": 0.3, "lambda_3": 0.1}}
+    file.write_text(json.dumps({"target": "big", "draft": "small", **content}))
+    found = read_calibration(str(file))
+    assert found.why_of_others(target="big", draft="small") == found.why_of_others() == ""
+    said = f"--relaxed-thresholds: '{file}' was calibrated for the draft 'small', and not for 'tiny'"
+    assert said in found.why_of_others(target="big", draft="tiny")
+    welcome = Welcome(PROTOCOL_VERSION, LinkId("0" * 32), 1, "tiny", 8, 1.0)
+    config = TargetConfig(allow_relaxed=True, relaxed_thresholds=str(file))
+    assert said in why_unsuited(config, SpeculativeConfig(), found, welcome)
+    file.write_text(json.dumps(content))  # of an earlier starspec
+    assert read_calibration(str(file)).why_of_others(target="big", draft="tiny") == ""
 
 
 def test_a_draft_that_does_not_fit_is_refused() -> None:
@@ -72,10 +90,10 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, content: str, compl
     file = tmp_path / "thresholds.json"
     file.write_text(content)
     with pytest.raises(ConfigError, match=complaint):
-        read_thresholds(str(file))
+        read_calibration(str(file))
 
 
 def test_a_file_that_is_not_there_is_refused_and_none_means_the_defaults(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        read_thresholds(str(tmp_path / "none.json"))
-    assert read_thresholds(None) == KeyThresholds()
+        read_calibration(str(tmp_path / "none.json"))
+    assert read_calibration(None) == Calibration()

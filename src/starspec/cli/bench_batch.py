@@ -11,7 +11,7 @@ import typer
 from starspec.bench.batch.plan import MAX_PROMPT_TOKENS, BatchPlan
 from starspec.cli import given
 from starspec.cli.binder import bound, take
-from starspec.cli.files import Datasets, JsonFile, PngFile, all_prompts
+from starspec.cli.files import Datasets, JsonFile, PngFile, all_prompts, check_enough
 from starspec.cli.measuring import measuring, publish
 from starspec.cli.options import BatchingOptions
 from starspec.config.option import MEASURE
@@ -61,14 +61,15 @@ def batch(
         raise ConfigError("--context takes prompts of any length: give no --max-prompt-tokens with it")
     plan = replace(
         plan,
-        batch_sizes=tuple(dict.fromkeys(plan.batch_sizes)),
         exspec=replace(exspec, batching="exspec").to_config(),
         admission="fixed" if fixed_batches else "continuous",
         max_prompt_tokens=max_prompt_tokens or MAX_PROMPT_TOKENS,
     )
+    prompts = all_prompts(dataset)
+    if not plan.is_multi_turn:  # which asks each prompt several times
+        check_enough(plan.num_prompts, [prompts])
     plan = plan.in_small() if quick else plan
     plan.of_all_sizes()  # refuses an unknown method, and a window that is too small
-    prompts = all_prompts(dataset)
     models.find()
     with measuring("bench batch") as bar:
         from starspec.bench.batch.measure import measure_batch  # noqa: PLC0415 (torch)

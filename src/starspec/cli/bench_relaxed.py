@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +10,15 @@ from typing import Annotated
 import typer
 
 from starspec.bench.relaxed.plan import RelaxedPlan
-from starspec.bench.relaxed.problems import check_may_run, read_problems
+from starspec.bench.relaxed.problems import by_task, check_may_run, read_problems
 from starspec.cli.binder import bound, take
-from starspec.cli.files import JsonFile, PngFile
+from starspec.cli.files import JsonFile, PngFile, check_different, check_enough
 from starspec.cli.measuring import Quick, measuring, publish
-from starspec.config import TargetConfig, read_thresholds
+from starspec.config import TargetConfig, read_calibration
 from starspec.config.option import MEASURE
 from starspec.harness.model_pair import ModelPair
+from starspec.models.loading.locate import announced_name
+from starspec.models.resolve import draft_name, resolve_draft
 
 Problems = Annotated[
     list[Path] | None,
@@ -55,16 +58,26 @@ def relaxed(
     Each figure has its 95% interval. Exits 1 if tau = 0, which is strict, changed a token of plain decoding. Ctrl-C
     stops measuring; the results so far are shown and saved.
     """
+    is_number_given = plan.num_problems is not None
     plan = plan.in_small() if quick else plan
-    problems = read_problems(dataset or [], plan.num_problems)
+    check_different(dataset)
+    problems = read_problems(dataset or [], plan.num_asked)
+    if is_number_given:
+        check_enough(plan.num_asked, by_task(problems), "--num-problems")
     check_may_run(problems, run_generated_code)
-    thresholds = read_thresholds(target.relaxed_thresholds)
+    calibration = read_calibration(target.relaxed_thresholds)
     models.find()
+    if why := calibration.why_of_others(
+        target=announced_name(models.target), draft=draft_name(resolve_draft(models.speculative()))
+    ):
+        print(f"bench relaxed: {why}", file=sys.stderr)
     with measuring("bench relaxed") as bar:
         from starspec.bench.relaxed.measure import measure_relaxed  # noqa: PLC0415 (torch)
         from starspec.bench.relaxed.rows import blocks, draw  # noqa: PLC0415
 
-        report = measure_relaxed(models, problems, plan, thresholds, bar.advance, may_run_code=run_generated_code)
+        report = measure_relaxed(
+            models, problems, plan, calibration.thresholds, bar.advance, may_run_code=run_generated_code
+        )
     publish(
         report,
         blocks(report),

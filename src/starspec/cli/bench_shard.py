@@ -7,7 +7,7 @@ from typing import Annotated
 
 from starspec.bench.shard.model_plan import ModelPlan
 from starspec.cli.binder import bound, take
-from starspec.cli.files import Datasets, JsonFile, all_prompts
+from starspec.cli.files import Datasets, JsonFile, all_prompts, check_enough
 from starspec.cli.measuring import Quick, measuring, publish
 from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
@@ -40,6 +40,7 @@ def shard(
     if not (models.target and models.draft):
         raise ConfigError("bench shard with real models needs both --target and --draft")
     prompts = all_prompts(dataset)
+    check_enough(plan.num_prompts, [prompts])
     models.find()
     plan = plan.in_small() if quick else plan
     check_cut(models.target, plan.num_stages)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from starspec.cli.binder import bound, take
-from starspec.cli.files import Datasets, JsonFile, all_prompts, check_folder, folder_named
+from starspec.cli.files import Datasets, JsonFile, all_prompts, check_enough, check_folder, folder_named
 from starspec.cli.measuring import Quick, measuring, publish
 from starspec.cli.options import over
 from starspec.config import MAX_DRAFT_TOKENS, HubConfig, ModelConfig, Option
@@ -165,6 +165,7 @@ def async_pair(
         _async_synthetic(quick, json_file)
         return
     prompts = all_prompts(dataset)
+    check_enough(options.num_prompts, [prompts])
     pair.find()
     with measuring("bench async") as bar:
         from starspec.bench.star.real_pair import QUICK, RealPairPlan, blocks, measure_real_pair  # noqa: PLC0415

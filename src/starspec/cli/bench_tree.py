@@ -8,7 +8,7 @@ from typing import Annotated
 
 from starspec.bench.tree import plan as tree_plan
 from starspec.cli.binder import bound, take
-from starspec.cli.files import Datasets, JsonFile, PngFile, prompt_files
+from starspec.cli.files import Datasets, JsonFile, PngFile, check_enough, prompt_files
 from starspec.cli.measuring import Quick, measuring, publish
 from starspec.cli.options import over
 from starspec.config import Option
@@ -81,6 +81,7 @@ def tree(
     Exits 1 if drafts changed a token.
     """
     prompts = prompt_files(dataset)
+    check_enough(options.num_prompts, prompts)
     only = {name: sides for name, sides in asdict(grid).items() if sides is not None}
     plan = replace(over(tree_plan.QUICK if quick else tree_plan.TreePlan(), options), only=only)
     plan.grid_for(has_head=models.has_head)

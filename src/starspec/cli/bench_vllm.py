@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from starspec.cli.binder import bound, take
-from starspec.cli.files import Datasets, JsonFile, prompt_files
+from starspec.cli.files import Datasets, JsonFile, check_enough, prompt_files
 from starspec.cli.measuring import Quick, measuring, publish
 from starspec.cli.options import over
 from starspec.config import Option
@@ -89,6 +89,7 @@ def vllm(
     It also measures the cost of a hub that does not answer. Exits 1 if an answer differs without a near-tie.
     """
     prompts = prompt_files(dataset)
+    check_enough(options.num_prompts, prompts)
     if shutil.which(servers.vllm_python) is None:
         raise ConfigError(f"--vllm-python: there is no program '{servers.vllm_python}'; `make test-vllm` makes one")
     pair.find()

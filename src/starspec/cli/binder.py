@@ -47,7 +47,7 @@ TEXT_FORMS: Final[Mapping[str, Callable[[str, str, Option], Any]]] = {
     "numbers": lambda text, flag, option: given.numbers(text, flag, option.least, option.most),
     "reals": lambda text, flag, option: given.reals(text, flag, option.least, option.most),
     "list": lambda text, *_: tuple(each.strip() for each in text.split(",")),
-    "names": lambda text, *_: tuple(dict.fromkeys(name.strip() for name in text.split(","))),
+    "names": lambda text, flag, _: given.names(text, flag),
     "arguments": lambda text, flag, _: given.arguments(text, flag),
 }
 """Form -> function from (text, flag, option) to the field's value."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 from starspec.cli.binder import bound, take
 from starspec.cli.files import JsonFile, PromptFile, spread_prompts
@@ -14,12 +14,22 @@ from starspec.errors import ConfigError
 from starspec.harness.model_pair import ModelPair
 from starspec.models.loading.checks import check_models, check_room
 
+NUM_PROMPTS: Final = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationOptions:
     """How much is compared, and how strict the result is."""
 
-    num_prompts: Annotated[int, Option("Prompts to answer, spread evenly over the file.", MEASURE, least=1)] = 16
+    num_prompts: Annotated[
+        int | None,
+        Option(
+            "Prompts to answer, spread evenly over the file.",
+            MEASURE,
+            least=1,
+            shown=f"{NUM_PROMPTS}, or all if there are fewer",
+        ),
+    ] = None
     max_tokens: Annotated[int, Option("Tokens of an answer.", MEASURE, least=1)] = 64
     key_share: Annotated[
         float, Option("Share of drafted tokens that may be key, above 0 and below 1.", MEASURE, least=0.0, most=1.0)
@@ -43,7 +53,7 @@ def calibrate(
     The file of --json is for --relaxed-thresholds of `target` and `up`. Relaxed verification is lossy.
     """
     speculative = SpeculativeConfig(method=draft.method, model=draft.draft, quantization=draft.quantization)
-    chosen = spread_prompts(prompts, options.num_prompts)
+    chosen = spread_prompts(prompts, options.num_prompts, NUM_PROMPTS)
     check_models(model, speculative.draft_model(model))
     check_room(model, options.max_tokens)
     with measuring("calibrate") as bar:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from starspec.harness.vllm_client import VllmStatus
 
 
+NUM_PROMPTS: Final = 8
 NO_TARGET: Final = ModelConfig(model="")
 NO_DRAFT: Final = ModelPair(target="", draft="", quantization="none")
 
@@ -31,7 +32,15 @@ NO_DRAFT: Final = ModelPair(target="", draft="", quantization="none")
 class DoctorOptions:
     """How much is measured, and for what the forecast is made."""
 
-    num_prompts: Annotated[int, Option("Prompts to answer, spread evenly over the file.", MEASURE, least=1)] = 8
+    num_prompts: Annotated[
+        int | None,
+        Option(
+            "Prompts to answer, spread evenly over the file.",
+            MEASURE,
+            least=1,
+            shown=f"{NUM_PROMPTS}, or all if there are fewer",
+        ),
+    ] = None
     max_tokens: Annotated[int, Option("Tokens of an answer.", MEASURE, least=2)] = 48
     max_draft_tokens: Annotated[
         int, Option("Largest number of draft tokens to consider.", MEASURE, least=1, most=15)
@@ -107,7 +116,7 @@ def doctor(
         )
     speculative = SpeculativeConfig(method=draft.method, model=draft.draft, quantization=draft.quantization)
     model = replace(model, model=model.model or draft.draft)
-    chosen = spread_prompts(prompts, options.num_prompts)
+    chosen = spread_prompts(prompts, options.num_prompts, NUM_PROMPTS)
     find_models(model.model, draft.draft)
     check_settings(model, speculative.draft_model(model))
     check_room(model, options.max_tokens)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -35,8 +36,17 @@ PromptFile = Annotated[
 
 
 def prompt_files(paths: list[Path] | None) -> list[list[Prompt]]:
-    """The prompts of each file, or our own. Raises: ConfigError if a file cannot be read."""
+    """The prompts of each file, or our own. Raises: ConfigError if a file cannot be read, or is given twice."""
+    check_different(paths)
     return [read_prompts(path) for path in paths] if paths else [own_prompts()]
+
+
+def check_different(paths: list[Path] | None) -> None:
+    """Raises: ConfigError if --dataset gives a file twice, under one name or two: its prompts would count twice."""
+    places = [os.path.realpath(path) for path in paths or ()]
+    for index, path in enumerate(paths or ()):
+        if places[index] in places[:index] and os.path.isfile(path):  # noqa: PTH113 (never raises)
+            raise ConfigError(f"--dataset gives '{path}' twice: give each file once")
 
 
 def all_prompts(paths: list[Path] | None) -> list[Prompt]:
@@ -44,9 +54,29 @@ def all_prompts(paths: list[Path] | None) -> list[Prompt]:
     return [prompt for prompts in prompt_files(paths) for prompt in prompts]
 
 
-def spread_prompts(path: Path | None, num_prompts: int) -> list[Prompt]:
-    """So many prompts of a file or of our own, evenly spread. Raises: ConfigError if the file cannot be read."""
-    return spread(all_prompts(None if path is None else [path]), num_prompts)
+def spread_prompts(path: Path | None, num_prompts: int | None, default: int) -> list[Prompt]:
+    """So many prompts of a file or of our own, evenly spread.
+
+    Args:
+        num_prompts: as the command line gives it; None = the default, or all if there are fewer.
+    Raises: ConfigError if the file cannot be read; as `check_enough`.
+    """
+    prompts = all_prompts(None if path is None else [path])
+    check_enough(num_prompts, [prompts])
+    return spread(prompts, default if num_prompts is None else num_prompts)
+
+
+def check_enough(num: int | None, groups: Sequence[Sequence[object]], option: str = "--num-prompts") -> None:
+    """Check that each group of prompts has as many as are asked for: fewer answers would pass for as many.
+
+    Args:
+        num: as the command line gives it; None = it does not, and a default takes what there is.
+    Raises: ConfigError that names the option.
+    """
+    fewest = min(map(len, groups), default=0)
+    if num is not None and num > fewest:
+        where = " in one of the files" if len(groups) > 1 else ""
+        raise ConfigError(f"{option} {num}: there are only {fewest}{where}: ask for at most so many")
 
 
 def check_file(path: Path | None) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from starspec.config.option import LARGEST
 from starspec.errors import ConfigError
 from starspec.quoting import quoted
 
+T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 MAX_DIGITS = 18  # of a number; Python converts no more than some thousands
 FOR_EXSPEC = "--window, --max-passed-over and --min-group"
@@ -39,14 +40,14 @@ def batching_config(
 def batching_configs(
     methods: str, window: int | None, max_passed_over: int | None, min_group: int | None
 ) -> list[BatchingConfig]:
-    """Parse ragged,exspec. Raises: ConfigError as batching_config, and for an unknown name."""
-    names: list[Any] = [*dict.fromkeys(name.strip() for name in methods.split(","))]
-    check_exspec(names, "--batching", window, max_passed_over, min_group)
+    """Parse ragged,exspec. Raises: ConfigError as batching_config and names, and for an unknown name."""
+    given: tuple[Any, ...] = names(methods, "--batching")
+    check_exspec(given, "--batching", window, max_passed_over, min_group)
     return [
         batching_config("exspec", window, max_passed_over, min_group)
         if name == "exspec"
         else BatchingConfig(method=name)
-        for name in names
+        for name in given
     ]
 
 
@@ -76,14 +77,32 @@ def _numbers(text: str, option: str, read: Callable[[str], Number], example: str
         raise typer.BadParameter(f"numbers with commas between, as {example}", param_hint=option) from error
 
 
+def names(text: str, option: str) -> tuple[str, ...]:
+    """Parse ragged,exspec. Raises: ConfigError that names the option, if a word comes twice."""
+    found = tuple(name.strip() for name in text.split(","))
+    if (twice := _repeated(found)) is not None:
+        raise ConfigError(f"{option} names {quoted(twice)} twice: name each once")
+    return found
+
+
+def _repeated(found: Sequence[T]) -> T | None:
+    """The first value that comes a second time."""
+    return next((each for index, each in enumerate(found) if each in found[:index]), None)
+
+
 def _within(found: tuple[Number, ...], option: str, least: float | None, most: float | None) -> tuple[Number, ...]:
-    """The numbers. Args: most: None = LARGEST. Raises: BadParameter that names the option and the first one outside."""
+    """The numbers. Args: most: None = LARGEST.
+
+    Raises: BadParameter that names the option and the first number that is outside, or that comes twice.
+    """
     top = LARGEST if most is None else most
     for each in found:
         if least is not None and each < least:
             raise typer.BadParameter(f"numbers from {least:g} on, not {quoted(each)}", param_hint=option)
         if each > top:
             raise typer.BadParameter(f"numbers up to {top:.12g}, not {quoted(each)}", param_hint=option)
+    if (twice := _repeated(found)) is not None:
+        raise typer.BadParameter(f"{twice} is given twice: give each number once", param_hint=option)
     return found
 
 

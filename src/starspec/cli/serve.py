@@ -33,7 +33,7 @@ from starspec.config import (
     StageProcess,
     TargetConfig,
     TargetProcess,
-    read_thresholds,
+    read_calibration,
 )
 from starspec.config.option import MODELS, NONE_GIVEN, PROCESS
 from starspec.engine import checks as target_checks
@@ -204,7 +204,7 @@ def _check(config: ServerConfig) -> None:
             target_checks.keys_of(config.target)
             target_checks.check_stages(config.target)
             target_checks.check_hub(config.speculative)
-            read_thresholds(config.target.relaxed_thresholds)
+            read_calibration(config.target.relaxed_thresholds)
             find_pair(config.model.model)
             check_settings(config.model)
         case StageProcess(stage=stage):
@@ -214,6 +214,7 @@ def _check(config: ServerConfig) -> None:
             check_settings(config.model)
         case GatewayProcess():
             gateway_checks.keys_of(config.gateway)
+            gateway_checks.check_names(config.gateway)
             gateway_checks.open_port(config.gateway.host, config.gateway.port).close()
             for model in gateway_checks.models_of(config.gateway):
                 find_pair(model)

@@ -32,7 +32,7 @@ from starspec.config import (
     ProcessConfig,
     SpeculativeConfig,
     TargetConfig,
-    read_thresholds,
+    read_calibration,
 )
 from starspec.config.model import check_there
 from starspec.config.network import LOOPBACK
@@ -145,7 +145,7 @@ def up(
     name of this command.
     """
     check_output()
-    read_thresholds(limits.relaxed_thresholds)  # before processes start that would all fail
+    read_calibration(limits.relaxed_thresholds)  # before processes start that would all fail
     check_log(hub.audit_log)
     model = _of_model(model, target)
     speculative = drafting.to_config()

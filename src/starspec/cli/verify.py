@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Final
 
 from starspec.cli import given
 from starspec.cli.binder import bound, take
@@ -17,6 +17,8 @@ from starspec.config.option import MEASURE
 from starspec.errors import ConfigError
 from starspec.models.loading.checks import check_models, check_room
 
+NUM_PROMPTS: Final = 24
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
@@ -27,7 +29,15 @@ class VerifyOptions:
         str,
         Option("How they share forwards: any of ragged, eqspec, exspec and rollback, separated by commas.", MEASURE),
     ] = "ragged"
-    num_prompts: Annotated[int, Option("Prompts to answer, spread evenly over the file.", MEASURE, least=1)] = 24
+    num_prompts: Annotated[
+        int | None,
+        Option(
+            "Prompts to answer, spread evenly over the file.",
+            MEASURE,
+            least=1,
+            shown=f"{NUM_PROMPTS}, or all if there are fewer",
+        ),
+    ] = None
     max_tokens: Annotated[int, Option("Tokens of an answer.", MEASURE, least=1)] = 32
 
 
@@ -51,7 +61,7 @@ def verify(
     check_draft_is_named(speculative)
     batchings = given.batching_configs(options.batching, exspec.window, exspec.max_passed_over, exspec.min_group)
     model = replace(model, num_rows=max(each.num_rows(options.batch) for each in batchings))
-    chosen = spread_prompts(prompts, options.num_prompts)
+    chosen = spread_prompts(prompts, options.num_prompts, NUM_PROMPTS)
     check_models(model, speculative.draft_model(model))
     check_room(model, options.max_tokens)
     with measuring("verify") as bar:

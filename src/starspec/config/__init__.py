@@ -55,7 +55,7 @@ from starspec.config.target import (
     BatchingMethod,
     TargetConfig,
 )
-from starspec.config.thresholds import read_thresholds
+from starspec.config.thresholds import Calibration, read_calibration
 from starspec.speculation.acceptance import SampleMethod
 
 __all__ = [
@@ -78,6 +78,7 @@ __all__ = [
     "BatchAdmission",
     "BatchingConfig",
     "BatchingMethod",
+    "Calibration",
     "Dtype",
     "GatewayConfig",
     "GatewayProcess",
@@ -107,6 +108,6 @@ __all__ = [
     "build",
     "is_suited",
     "nearest",
-    "read_thresholds",
+    "read_calibration",
     "without_vllm_defaults",
 ]

@@ -46,8 +46,8 @@ memory            512MiB, 2GiB or a number of bytes
 by_name           NAME=NUMBER,...
 word_or_number    one of the field's words, or a number
 ports             FIRST-LAST
-numbers, reals    several with commas between
-names             several words with commas between; a repeated one counts once
+numbers, reals    several with commas between, each once
+names             several words with commas between, each once
 list              several words with commas between, in an order that counts
 arguments         words of a command line, as a shell splits them
 """

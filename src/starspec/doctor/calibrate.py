@@ -21,7 +21,8 @@ from starspec.harness.datasets import Prompt, check_fit, hash_prompts
 from starspec.harness.provenance import Provenance, collect_provenance
 from starspec.harness.table import Block
 from starspec.harness.workbench import Sampling, Workbench
-from starspec.models.resolve import resolve_draft
+from starspec.models.loading.locate import announced_name
+from starspec.models.resolve import draft_name, resolve_draft
 from starspec.speculation.acceptance import NUM_STATED, KeyThresholds
 from starspec.speculation.relaxed import Evidence, evidence
 from starspec.speculation.signals import top_tokens
@@ -39,6 +40,8 @@ class Calibration:
     """What `--relaxed-thresholds` reads, and where it comes from."""
 
     provenance: Provenance
+    target: str  # the name of its folder, as it and the hub call what they run
+    draft: str
     method: str
     key_share: float  # of drafted tokens, at most, that are key ...
     measured_key_share: float  # ... and how many are, as tests overlap
@@ -81,6 +84,8 @@ def calibrate(
     thresholds = choose_thresholds(found, key_share)
     return Calibration(
         provenance=provenance,
+        target=announced_name(target.model),
+        draft=draft_name(spec),
         method=METHOD,
         key_share=key_share,
         measured_key_share=sum(bool(each.is_key(thresholds)[0]) for each in found) / len(found),

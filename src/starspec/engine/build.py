@@ -8,7 +8,7 @@ from typing import Any, get_args
 import structlog
 
 from starspec.audit import AuditLog
-from starspec.config import ModelConfig, Policy, SpeculativeConfig, TargetConfig, read_thresholds
+from starspec.config import ModelConfig, Policy, SpeculativeConfig, TargetConfig, read_calibration
 from starspec.engine.checks import NO_HUB, check_hub, keys_of, why_unsuited
 from starspec.engine.drafts import DraftsForSome, NoDrafts, own_drafts
 from starspec.engine.engine import TargetEngine
@@ -46,7 +46,7 @@ def build_server(
     """
     keys = keys_of(config)
     check_hub(speculative)
-    thresholds = read_thresholds(config.relaxed_thresholds)
+    calibration = read_calibration(config.relaxed_thresholds)
     audit = AuditLog(config.audit_log, config.name)
     serving, waiting = ServingServer(config.host, config.port, keys, config.insecure, audit), Waiting()
     waiting.add(lambda: serving.sockets)
@@ -72,6 +72,8 @@ def build_server(
         batching=config.batching.method,
         numerics=numerics_report,
     )
+    if why := calibration.why_of_others(target=verifier.info.name):
+        log.warning("thresholds of another target", why=why)
     policies = get_args(Policy) if speculative is None else [*speculative.request_policies]
     engine = TargetEngine(
         verifier,
@@ -80,7 +82,7 @@ def build_server(
         config,
         stats,
         trace=trace,
-        thresholds=thresholds,
+        thresholds=calibration.thresholds,
         policies=policies,
         grammars=grammars,
     )
@@ -128,8 +130,13 @@ def make_drafts(
         PROTOCOL_VERSION, TargetId(config.name), info.vocab_size, fingerprint, info.num_layers, info.hidden_size
     )
     keys = load_keys(remote.keys, "target") if remote.keys else None
+    calibration = read_calibration(config.relaxed_thresholds)
     transport = ZmqTarget(
-        remote.endpoint, hello, keys, remote.insecure, why_unsuited=partial(why_unsuited, config, speculative)
+        remote.endpoint,
+        hello,
+        keys,
+        remote.insecure,
+        why_unsuited=partial(why_unsuited, config, speculative, calibration),
     )
     waiting.add(lambda: transport.sockets)
     return RemoteDrafts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from starspec.config import SpeculativeConfig, TargetConfig
+from starspec.config import Calibration, SpeculativeConfig, TargetConfig
 from starspec.config.speculative import OF_THE_DRAFT
 from starspec.draft_methods import drafts_itself, method_named
 from starspec.errors import ConfigError
@@ -61,12 +61,14 @@ def check_hub(speculative: SpeculativeConfig | None) -> None:
         keys.public_key_of("hub")
 
 
-def why_unsuited(config: TargetConfig, speculative: SpeculativeConfig, welcome: Welcome) -> str:
+def why_unsuited(
+    config: TargetConfig, speculative: SpeculativeConfig, calibration: Calibration, welcome: Welcome
+) -> str:
     """What a target is told to ask for that its hub cannot do, as `starspec up` would refuse it; "" = nothing.
 
     A target learns how its hub drafts when the hub answers, and that may be long after the start.
     """
-    problems = []
+    problems = [each] if (each := calibration.why_of_others(draft=welcome.draft_name)) else []
     asked, most = speculative.num_nodes_asked, welcome.max_draft_tokens
     if asked > most:
         problems.append(f"a proposal of the hub has at most {most} draft tokens, and {asked} are asked for")

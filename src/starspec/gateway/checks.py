@@ -7,7 +7,9 @@ import socket
 from typing import Final, NamedTuple
 
 from starspec.config import GatewayConfig
+from starspec.config.checks import check_name
 from starspec.errors import ConfigError
+from starspec.models.loading.locate import announced_name, folder_name
 from starspec.wire.keys import Keys, load_keys, require_keys
 from starspec.wire.transports.sockets import host_of
 
@@ -47,6 +49,23 @@ def named(given: str) -> NamedModel:
     """Of `NAME=MODEL`, or of `MODEL`, which may have a `=` behind a `/` or a `:`."""
     name, equals, model = given.partition("=")
     return NamedModel(name, model) if equals and not {"/", ":"} & {*name} else NamedModel(None, given)
+
+
+def check_names(config: GatewayConfig) -> None:
+    """Check what the models of a gateway are called, before any of them is read.
+
+    Raises: ConfigError that names --also if a name is none, or if two models have the same one.
+    """
+    models = [NamedModel(config.served_model_name, config.model), *map(named, config.also)]
+    for each in models[1:]:
+        if each.name is not None:
+            check_name(each.name, "--also: the name")
+    for what, names in (
+        ("names in the API", [each.name or folder_name(each.model) for each in models]),
+        ("names that targets announce", [announced_name(each.model) for each in models]),
+    ):
+        if len({*names}) < len(names):
+            raise ConfigError(f"--also: the models need different {what}, and have {', '.join(names)}")
 
 
 def models_of(config: GatewayConfig) -> list[str]:

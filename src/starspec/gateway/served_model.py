@@ -11,9 +11,9 @@ import structlog
 
 from starspec import __version__
 from starspec.config import GatewayConfig
-from starspec.errors import ConfigError, ModelError, RequestError
+from starspec.errors import ModelError, RequestError
 from starspec.fingerprint import vocab_fingerprint
-from starspec.gateway.checks import named
+from starspec.gateway.checks import check_names, named
 from starspec.gateway.prompts import PromptCodec
 from starspec.json_text import parse_json
 from starspec.models.loading.locate import announced_name, folder_name, is_synthetic, locate
@@ -62,18 +62,13 @@ class ServedModel:
 def load_served_models(config: GatewayConfig) -> list[ServedModel]:
     """All models of a gateway, in order.
 
-    Raises: ConfigError if two have the same name. Effects: as `load_served_model`.
+    Raises: as `check_names`. Effects: as `load_served_model`.
     """
+    check_names(config)
     found = [load_served_model(config)]
     for given in config.also:
         name, model = named(given)
         found.append(load_served_model(replace(config, model=model, served_model_name=name, also=())))
-    for what, names in (
-        ("names in the API", [each.identity.model for each in found]),
-        ("names that targets announce", [each.announced for each in found]),
-    ):
-        if len({*names}) < len(names):
-            raise ConfigError(f"--also: the models need different {what}, and have {', '.join(names)}")
     return found
 
 

@@ -11,13 +11,19 @@ from starspec.errors import ConfigError
 from starspec.models.resolve import DraftSpec
 from starspec.wire.callers import keys_to_listen
 from starspec.wire.keys import Keys
+from starspec.wire.transports.sockets import check_any_free
 
 DEFAULTS: Final = HubConfig()
 
 
 def keys_of(config: HubConfig) -> Keys | None:
     """The keys of a hub. Raises: ConfigError if it cannot or must not listen where it is told to."""
-    return keys_to_listen("hub", config.keys, config.host, config.port, config.insecure)
+    keys = keys_to_listen("hub", config.keys, config.host, config.port, config.insecure)
+    if config.data_ports is not None:
+        first, last = config.data_ports
+        ports = [port for port in range(first, last + 1) if port != config.port]
+        check_any_free(config.host, ports, "the hub", f"--data-ports {first}-{last}: each target needs one of them")
+    return keys
 
 
 def check_own(speculative: SpeculativeConfig) -> None:

@@ -9,6 +9,7 @@ from starspec.config import SpeculativeConfig
 from starspec.draft_methods import HEAD, MethodTraits
 from starspec.errors import ConfigError
 from starspec.models.heads.detect import looks_like_a_head
+from starspec.models.loading.locate import announced_name, folder_name
 
 DraftKind = Literal["draft_model", "head", "ngram"]
 
@@ -25,6 +26,12 @@ class DraftSpec:
     def head(self) -> str | None:
         """Folder or hub id of the EAGLE head; None if something else drafts."""
         return self.config.model if self.kind == "head" else None
+
+
+def draft_name(draft: DraftSpec) -> str:
+    """What a hub calls a draft that is a model: a head by its folder, a draft model as targets call theirs."""
+    assert draft.config.model is not None
+    return announced_name(draft.config.model) if draft.head is None else folder_name(draft.head)
 
 
 def resolve_draft(config: SpeculativeConfig) -> DraftSpec:

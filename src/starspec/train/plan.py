@@ -19,6 +19,7 @@ DEFAULT_MINUTES: Final = 30.0
 DEFAULT_TTT_STEPS: Final = 2
 DEFAULT_DRAFT_VOCAB: Final = 8192
 MAX_TTT_STEPS: Final = 32
+MIN_RATE: Final = 1e-9  # of learning; below it nothing is learnt
 
 MODEL_OPTIONS = options_of(ModelConfig)
 
@@ -81,9 +82,9 @@ class TrainPlan:
             shown=f"{DEFAULT_MINUTES:g}, if no steps are given",
         ),
     ] = None
-    learning_rate: Annotated[float, Option("Highest learning rate that the schedule reaches.", TRAINING, least=0.0)] = (
-        1e-3
-    )
+    learning_rate: Annotated[
+        float, Option("Highest learning rate that the schedule reaches.", TRAINING, least=MIN_RATE, most=1.0)
+    ] = 1e-3
     warmup: int = 60  # steps
     # padding included
     batch_tokens: Annotated[

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Final
 
 from starspec.config import MAX_DRAFT_TOKENS
 from starspec.config.checks import check_ranges
 from starspec.config.option import MEASURE, Option
 
-QUICK_SCHEMAS = 12
+NUM_SCHEMAS: Final = 60
+QUICK_SCHEMAS: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarPlan:
     """How much to measure. Raises: ConfigError for a number that is out of range."""
 
-    num_schemas: Annotated[int, Option("Schemas to answer, evenly spread over the sixty.", MEASURE, least=1)] = 60
+    num_schemas: Annotated[
+        int, Option("Schemas to answer, evenly spread over the sixty.", MEASURE, least=1, most=NUM_SCHEMAS)
+    ] = NUM_SCHEMAS
     temperatures: Annotated[
         tuple[float, ...], Option("Temperatures to try: 0 is greedy.", MEASURE, least=0.0, form="reals")
     ] = (0.0, 1.0)

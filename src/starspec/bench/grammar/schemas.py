@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from starspec.bench.grammar.plan import NUM_SCHEMAS
+
 Schema = dict[str, Any]
 
 INT = {"type": "integer", "minimum": 0, "maximum": 99}
@@ -114,4 +116,4 @@ SCHEMAS: dict[str, Schema] = {
         home={"anyOf": [of(city=WORD, zip={"type": "string", "pattern": "^[0-9]{5}$"}), {"type": "null"}]},
     ),
 }
-assert len(SCHEMAS) == 60, len(SCHEMAS)
+assert len(SCHEMAS) == NUM_SCHEMAS, len(SCHEMAS)

@@ -11,6 +11,7 @@ from starspec.config.option import DRAFT_P_MIN, MEASURE, Option
 from starspec.errors import ConfigError
 from starspec.speculation.acceptance import SampleMethod
 
+NUM_PROBLEMS: Final = 40
 QUICK_TAU: Final = 0.3
 QUICK_PROBLEMS: Final = 4
 
@@ -26,8 +27,14 @@ class RelaxedPlan:
         ),
     ] = (0.0, 0.1, 0.2, 0.3, 0.5, 0.8)
     num_problems: Annotated[
-        int, Option("Problems of HumanEval, and of GSM8K, evenly spread over the files.", MEASURE, least=1)
-    ] = 40
+        int | None,
+        Option(
+            "Problems of HumanEval, and of GSM8K, evenly spread over the files.",
+            MEASURE,
+            least=1,
+            shown=f"{NUM_PROBLEMS}, or all if there are fewer",
+        ),
+    ] = None
     max_tokens: Annotated[
         int, Option("Tokens of an answer; a longer one is cut, and counts as it is.", MEASURE, least=1)
     ] = 400
@@ -54,12 +61,17 @@ class RelaxedPlan:
         """What is measured, rising from 0."""
         return tuple(sorted({0.0, *self.taus}))
 
+    @property
+    def num_asked(self) -> int:
+        """Problems of each task."""
+        return NUM_PROBLEMS if self.num_problems is None else self.num_problems
+
     def in_small(self) -> RelaxedPlan:
         """The same work in a few minutes: few problems, one at a time, short answers, the strict run and one tau."""
         return replace(
             self,
             taus=(QUICK_TAU if QUICK_TAU in self.taus else max(self.all_taus),),
-            num_problems=min(self.num_problems, QUICK_PROBLEMS),
+            num_problems=min(self.num_asked, QUICK_PROBLEMS),
             max_tokens=min(self.max_tokens, 128),
             batch_size=1,
         )

@@ -49,6 +49,12 @@ def read_problems(paths: Sequence[Path], num: int) -> list[Problem]:
     return [each for task in Task for each in spread([one for one in found if one.task is task], num)]
 
 
+def by_task(problems: Sequence[Problem]) -> list[list[Problem]]:
+    """The problems of each task that has any."""
+    found = [[each for each in problems if each.task is task] for task in Task]
+    return [each for each in found if each]
+
+
 def problems_of(prompts: Sequence[Prompt], where: str) -> list[Problem]:
     """Each prompt as a problem. Raises: ConfigError that names the first one whose reference is of no known task."""
     problems = []

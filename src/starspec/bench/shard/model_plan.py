@@ -12,6 +12,7 @@ from starspec.config.option import MEASURE, MODELS, Option
 from starspec.config.stages import HiddenDtype
 from starspec.errors import ConfigError
 
+NUM_PROMPTS: Final = 8
 MIN_PLAIN_PROMPTS: Final = 2
 
 
@@ -36,7 +37,9 @@ class ModelPlan:
     streams: Annotated[
         tuple[int, ...], Option("Numbers of prompts that are answered at once.", MEASURE, least=1, form="numbers")
     ] = (1,)
-    num_prompts: Annotated[int, Option("Prompts to answer.", MEASURE, least=1)] = 8
+    num_prompts: Annotated[
+        int | None, Option("Prompts to answer.", MEASURE, least=1, shown=f"{NUM_PROMPTS}, or all if there are fewer")
+    ] = None
     max_tokens: Annotated[int, Option("Tokens of an answer.", MEASURE, least=4)] = 64
     num_repeats: Annotated[int, Option("Runs of each way to decode.", MEASURE, ("--repeats",), least=1)] = 1
     hidden_dtype: Annotated[HiddenDtype, options_of(PipeConfig)["hidden_dtype"]] = "model"
@@ -46,10 +49,15 @@ class ModelPlan:
         if not self.delays_ms or not self.streams:
             raise ConfigError("--delays and --streams: give at least one of each")
 
+    @property
+    def num_asked(self) -> int:
+        """Prompts to answer."""
+        return NUM_PROMPTS if self.num_prompts is None else self.num_prompts
+
     def in_small(self) -> ModelPlan:
         """The same in a few minutes."""
-        return replace(self, num_prompts=min(self.num_prompts, 2), max_tokens=min(self.max_tokens, 16))
+        return replace(self, num_prompts=min(self.num_asked, 2), max_tokens=min(self.max_tokens, 16))
 
     def num_plain_prompts(self, num_streams: int) -> int:
         """Prompts that plain decoding in stages answers: each token takes as long as the others."""
-        return min(self.num_prompts, max(MIN_PLAIN_PROMPTS, self.num_prompts // 4, num_streams))
+        return min(self.num_asked, max(MIN_PLAIN_PROMPTS, self.num_asked // 4, num_streams))

@@ -94,7 +94,7 @@ class _Bench:
         self.models, self.plan = models, plan
         self.tokenizer = load_tokenizer(models.target)
         check_drafts(self.model(), models.speculative(max_model_len=self.model().max_model_len), self.tokenizer)
-        self.prompts = spread(prompts, plan.num_prompts)
+        self.prompts = spread(prompts, plan.num_asked)
         check_fit(self.prompts, self.model())
         self._asked = [tuple(prompt_token_ids(self.tokenizer, each)) for each in self.prompts]
 
@@ -161,7 +161,7 @@ def _measure_whole(bench: _Bench, num_threads: int, found: dict[Key, _Measured],
         answer(bench.groups(1, 1, WARM_TOKENS))
         for num_streams in plan.streams:
             advance(f"{_whole(num_threads)}, {num_streams} streams", None)
-            num_prompts = plan.num_prompts if is_reference else plan.num_plain_prompts(num_streams)
+            num_prompts = plan.num_asked if is_reference else plan.num_plain_prompts(num_streams)
             groups = bench.groups(num_prompts, num_streams, plan.max_tokens)
             found[_whole(num_threads), None, num_streams] = _Measured(answer(groups))
         whole.send(None)
@@ -201,7 +201,7 @@ def _measure_delay(
 
 def _measure_mode(bench: _Bench, endpoints: Sequence[str], hub: str, mode: Mode, num_streams: int) -> _Measured:
     plan = bench.plan
-    num_prompts = plan.num_prompts if mode.has_drafts else plan.num_plain_prompts(num_streams)
+    num_prompts = plan.num_asked if mode.has_drafts else plan.num_plain_prompts(num_streams)
     with _engine(bench, endpoints, hub if mode.has_drafts else None, mode.in_flight) as engine:
         for each in bench.groups(num_streams, num_streams, WARM_TOKENS):
             answer_group(engine, each)

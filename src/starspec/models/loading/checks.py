@@ -20,6 +20,7 @@ from starspec.models.loading.config_json import (
 )
 from starspec.models.loading.locate import is_synthetic, locate
 from starspec.models.loading.tokenizer import check_vocabulary_files
+from starspec.models.loading.weight_counts import declared_weights
 from starspec.models.synthetic.spec import check_weightless, parse_synthetic
 
 NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -87,6 +88,25 @@ def _declared_bytes(config: ModelConfig) -> int:
         return config.kv_budget_bytes
     check_rows(config.num_rows, max_len, num_row_bytes, machine_bytes())
     return config.num_rows * num_row_bytes
+
+
+def check_holds(config: ModelConfig, memory_bytes: int) -> None:
+    """Check that the machines of a plan can hold a model that was found, as far as its files show its size.
+
+    Args:
+        memory_bytes: of all machines together.
+    Raises: ConfigError. Machines that hold it together may still hold too few whole layers each.
+    """
+    if is_synthetic(config.model):
+        return
+    folder, num_bytes = locate(config.model), NUMBER_BYTES[config.dtype]
+    num_row_bytes = (declared_cache_numbers(folder) or 0) * context_length(config) * num_bytes
+    needed = declared_weights(folder) * num_bytes + config.num_rows * num_row_bytes
+    if needed > memory_bytes:
+        raise ConfigError(
+            f"the nodes cannot hold the model: its weights and its cache take at least {needed} bytes, and the nodes "
+            f"have {memory_bytes}; add a node, or lower --max-model-len or --max-num-seqs"
+        )
 
 
 def check_cut(model: str, num_stages: int) -> None:

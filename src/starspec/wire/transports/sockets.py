@@ -169,6 +169,24 @@ def check_free(host: str, port: int, what: str) -> None:
         bind(socket, host, port, what)
 
 
+def check_any_free(host: str, ports: Sequence[int], what: str, why: str) -> None:
+    """Check that one of several ports is free.
+
+    Args: host, what: as `bind`; why: they are needed, for the sentence.
+    Raises: ConfigError that says what is wrong with the last one.
+    """
+    problem = "the hub's own port is the only one"
+    with zmq.Context() as context:
+        for port in ports:
+            try:
+                with context.socket(zmq.ROUTER) as socket:
+                    bind(socket, host, port, what)
+                return
+            except ConfigError as error:
+                problem = str(error)
+    raise ConfigError(f"{why}, and {problem}")
+
+
 def _why_not_bound(error: zmq.ZMQError, host: str, port: int, what: str) -> str:
     if error.errno == errno.EADDRINUSE:
         in_use = "the port is in use; stop the process that listens there or choose another"
