@@ -1,5 +1,6 @@
 """Help is complete and quick to give."""
 
+import os
 import subprocess
 import sys
 
@@ -58,3 +59,10 @@ def test_the_version_is_printed(starspec) -> None:
 def test_help_needs_no_torch() -> None:
     code = "import sys; from starspec.cli import run; run(['up', '--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("columns", ["0", "00", ""])
+def test_no_width_is_an_unknown_width(columns: str) -> None:
+    command = [sys.executable, "-m", "starspec", "draft", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": columns})
+    assert "--max-num-seqs" in done.stdout

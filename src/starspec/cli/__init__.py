@@ -24,7 +24,12 @@ from starspec.cli.command import CommandLine
 from starspec.cli.doctor import doctor
 from starspec.cli.generate import generate
 from starspec.cli.lab import lab
-from starspec.cli.output import drop_unwritten, open_closed_streams, take_all_characters
+from starspec.cli.output import (
+    drop_unwritten,
+    open_closed_streams,
+    take_all_characters,
+    take_no_width_as_unknown,
+)
 from starspec.cli.plan_stages import plan
 from starspec.cli.serve import child, draft, gateway, keygen, stage, target
 from starspec.cli.top import top
@@ -103,6 +108,7 @@ def main() -> None:
     """Run the command line of this process; exits 0, 1 (failed), 2 (misconfigured) or 130 (interrupted)."""
     open_closed_streams()
     take_all_characters()
+    take_no_width_as_unknown()
     try:
         sys.exit(run(sys.argv[1:]))
     finally:

@@ -36,6 +36,15 @@ def take_all_characters() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+def take_no_width_as_unknown() -> None:
+    """Let `COLUMNS=0` mean that the width is not known, as Python's library does: rich would print nothing.
+
+    Effects: the environment.
+    """
+    if os.environ.get("COLUMNS", "").strip("0") == "":
+        os.environ.pop("COLUMNS", None)
+
+
 def check_output() -> None:
     """Check that standard output and standard error take what a command will print. Raises: OutputError."""
     for stream, what in ((sys.stdout, "the output"), (sys.stderr, "standard error")):
