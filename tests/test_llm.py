@@ -265,6 +265,8 @@ def test_bad_options_are_refused_in_a_sentence() -> None:
         next(llm_of("plain").stream([1], {"max_tokens": 3}))
     with pytest.raises(RequestError, match="messages must be a list of"):
         llm_of("plain").chat({"role": "user", "content": "hi"})
+    with pytest.raises(RequestError, match="messages must be a list of"):
+        llm_of("plain").chat([5])  # type: ignore[list-item]
     for config in ("ngram", ["ngram"]):
         with pytest.raises(ConfigError, match="speculative_config must be a mapping or a SpeculativeConfig, not"):
             LLM(TARGET, speculative_config=config)

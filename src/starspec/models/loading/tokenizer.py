@@ -81,7 +81,8 @@ def prompt_ids_of_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) ->
     """
     if not getattr(tokenizer, "chat_template", None):
         raise RequestError("this model has no chat template; send plain prompts", "messages")
-    if isinstance(messages, str) or not all(isinstance(each, Mapping) and "role" in each for each in messages):
+    is_list = isinstance(messages, Sequence) and not isinstance(messages, str)
+    if not is_list or not all(isinstance(each, Mapping) and "role" in each for each in messages):
         raise RequestError("messages must be a list of {'role': ..., 'content': ...}", "messages")
     told = [{**each, "content": _content_of(index, each)} for index, each in enumerate(messages)]
     try:
