@@ -17,6 +17,7 @@ from starspec.wire.messages import (
     PROTOCOL_VERSION,
     Goodbye,
     Hello,
+    HubPublicReply,
     HubToTarget,
     Open,
     Ping,
@@ -26,6 +27,7 @@ from starspec.wire.messages import (
     Welcome,
 )
 
+NUM_HELLOS = 900  # of one connection at once: more than its address may begin links, fewer than end the connection
 pytestmark = pytest.mark.system
 
 
@@ -119,6 +121,17 @@ def test_a_peer_that_holds_all_places_and_looks_busy_gives_some_to_others(star) 
     assert isinstance(star.raw(elsewhere(hub, 2)).greet(hello("greedy-4")), Refused), "it has its share"
     assert isinstance(star.raw(elsewhere(hub, 3)).greet(hello("honest-2")), Refused), "so has the other one"
     assert [len(hub.events_of(name)) for name in ("greedy-1", "greedy-2", "honest")] == [2, 1, 1]
+
+
+def test_one_that_says_hello_without_end_shuts_nobody_out(star) -> None:
+    hub = star.hub()
+    loud = star.raw(elsewhere(hub, 2))
+    for number in range(NUM_HELLOS):
+        loud.socket.send(encode(hello(f"loud-{number}")))
+    replies = [Decoder(HubPublicReply).decode(loud.socket.recv()) for _ in range(NUM_HELLOS)]
+    assert isinstance(replies[-1], Refused), "too many of one address are refused"
+    come_from(star, hub, 3, "honest")
+    star.until(lambda: isinstance(loud.greet(hello("late")), Welcome), timeout_s=5.0)
 
 
 def test_who_asks_for_no_drafts_does_not_use_its_place(star, monkeypatch) -> None:

@@ -14,14 +14,12 @@ from typing import Final, NamedTuple, TypeVar
 from starspec.policy.peer_limits import Allowance
 
 MAX_COMING: Final = 64  # targets that were welcomed and have not come to their ports yet
-NEWCOMERS_PER_S: Final = 50.0  # a port for each takes the hub some time
-NEWCOMERS_BURST: Final = 128.0
 NEWCOMER_RETRY_S: Final = 1.0  # for a target that comes when too many do
 IDLE_S: Final = 10.0  # a target that asked for no drafts for so long loses its place to a newcomer, if all are taken
 GRACE_S: Final = 2.0  # after its last progress, a client's connection is not the first to give way
 PROGRESS_BYTES: Final = 1024  # of a body; one that gets fewer in GRACE_S makes no progress
 
-DOOR_PER_S: Final = 50.0  # connections that one owner may begin at a server of the wire
+DOOR_PER_S: Final = 50.0  # connections that one owner may begin at a server of the wire, and links at a hub
 DOOR_BURST: Final = 128.0
 SHUT_S: Final = 2.0  # for which an owner begins none after one of its connections flooded
 MAX_OWNERS: Final = 4096  # that a door remembers
@@ -30,16 +28,18 @@ Holder = TypeVar("Holder")
 
 
 class Door:
-    """How many connections the owners of places may begin at a server.
+    """How many connections, or links, the owners of places may begin at a server.
 
     Whoever begins connections all the time would bring a full queue on each, and reading them takes the server time.
+    So does a port for each link. Each owner has a rate of its own, and who is not let in does not use it up: otherwise
+    one that asks without end would shut out all others, or itself for ever.
     """
 
     def __init__(self) -> None:
         self._owners: OrderedDict[str, Allowance] = OrderedDict()  # the one that came last at the end
 
     def lets_in(self, owner: str, now: float) -> bool:
-        """Whether another connection of this owner may begin."""
+        """Whether another connection, or link, of this owner may begin."""
         allowance = self._allowance(owner)
         return allowance.num_units(now) >= 1.0 and allowance.take(1.0, now)
 

@@ -142,7 +142,7 @@ class PublicPort:
         self._log_limit = LogLimit(clock)
         self._clock = clock
         self._chance = chance or random.Random()  # noqa: S311 (not for secrets)
-        self._newcomers = Allowance(newcomers.NEWCOMERS_PER_S, newcomers.NEWCOMERS_BURST)
+        self._newcomers = newcomers.Door()
         self._links: dict[bytes, HubLink] = {}  # by connection, so that a repeated Hello gets the same link
         self._asking: OrderedDict[bytes, Allowance] = OrderedDict()  # by connection; the one heard last at the end
         self._fault_at = -math.inf
@@ -266,7 +266,7 @@ class PublicPort:
     def _begin(
         self, sender: _Sender, hello: Hello, terms: Welcome, held: list[HubLink], now: float
     ) -> Welcome | Refused:
-        if not self._newcomers.take(1.0, now):
+        if not self._newcomers.lets_in(sender.owner, now):
             return Refused("full", "too many targets come at once", retry_after_s=newcomers.NEWCOMER_RETRY_S)
         coming = [link for link in self._links.values() if not link.has_joined and link.left is None]
         if (late := newcomers.who_stops_coming(coming, self._chance)) is not None:
