@@ -288,7 +288,22 @@ def test_a_body_of_many_values_is_parsed_like_any_other(text: str, monkeypatch: 
 
     patient = outcome()
     monkeypatch.setattr(request_body, "FEW_VALUES", MAX_VALUES)
+    monkeypatch.setattr(request_body, "FEW_NUMBER_BYTES", len(text))
     assert outcome() == patient
+
+
+@pytest.mark.parametrize("text", ["[" + "1," * 20_000 + "1]", "[" + ("9" * 4_000 + ",") * 900 + "1]"])
+def test_many_numbers_and_long_ones_are_not_parsed_in_c(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C would keep Python's lock for a tenth of a second while it reads 900 integers of 4,000 digits."""
+    loads, decoders = json.loads, []
+
+    def noting_loads(text: str, *, cls: type[json.JSONDecoder]) -> Any:
+        decoders.append(cls)
+        return loads(text, cls=cls)
+
+    monkeypatch.setattr(request_body.json, "loads", noting_loads)
+    assert len(parse_body(text.encode())) == text.count(",") + 1
+    assert json.JSONDecoder not in decoders
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])

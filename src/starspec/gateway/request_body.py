@@ -1,8 +1,8 @@
 """From the bytes of a body to a checked request. Large bodies are read on a worker thread.
 
 The json module's C parser keeps Python's lock until it is done, and the event loop would wait for it on any thread. So
-the numbers of values, strings and containers are bounded, and bodies of many values are parsed by the json module's
-Python code, which lets other threads run.
+the numbers of values, strings and containers are bounded, and bodies of many values or long numbers are parsed by the
+json module's Python code, which lets other threads run.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ SMALL_BYTES: Final = 16 * 1024  # read at once, on the event loop, in a few mill
 THE_BODY: Final = "the body"
 ROUTES: Final = {"prompt": "/v1/completions", "messages": "/v1/chat/completions"}  # where each of them belongs
 FEW_VALUES: Final = 2**13  # parsed in C in a few milliseconds at worst
+FEW_NUMBER_BYTES: Final = 2**16  # likewise: a number of thousands of digits takes a tenth of a millisecond
 
 T = TypeVar("T", bound=Body)
 
@@ -124,7 +125,7 @@ def parse_body(body: bytes, what: str = THE_BODY) -> Any:
     """
     body = body.removeprefix(BOM_UTF8)
     text = _text_of(body, what)
-    decoder = json.JSONDecoder if _checked_num_values(body, what) <= FEW_VALUES else _PatientDecoder
+    decoder = json.JSONDecoder if _is_soon_parsed(body, what) else _PatientDecoder
     try:
         return json.loads(text, cls=decoder)
     except json.JSONDecodeError as error:
@@ -151,13 +152,13 @@ def _text_of(body: bytes, what: str) -> str:
         raise RequestError(f"{what} is not valid JSON: it must be UTF-8") from error
 
 
-def _checked_num_values(body: bytes, what: str) -> int:
-    """The values of a body, nearly. Milliseconds for megabytes.
+def _is_soon_parsed(body: bytes, what: str) -> bool:
+    """Whether C parses a body in a few milliseconds. It takes as long for megabytes to say so.
 
     Raises: RequestError if it has more values, strings, containers or backslashes than a request may have.
     """
     if len(body) <= FEW_VALUES:
-        return len(body)
+        return True
     _check_number(what, "backslashes", body.count(b"\\"), MAX_BACKSLASHES)
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     _check_number(what, "strings", unescaped.count(b'"') // 2, MAX_STRINGS)
@@ -166,7 +167,7 @@ def _checked_num_values(body: bytes, what: str) -> int:
     _check_number(what, "objects and lists", num_containers, MAX_CONTAINERS)
     num_values = outside_strings.count(b",") + 1
     _check_number(what, "values", num_values, MAX_VALUES)
-    return num_values
+    return num_values <= FEW_VALUES and len(outside_strings) <= FEW_NUMBER_BYTES
 
 
 def _check_number(what: str, parts: str, number: int, most: int) -> None:
