@@ -51,6 +51,14 @@ LINES = {
         "has rope_scaling [2], where an object should be",
     ),
     "generate: synthetic": (("generate", "hi", "--target", "synthetic:vocabs=9"), SYNTHETIC),
+    "generate: no weights": (
+        ("generate", "hi", "--target", "HERE/bare"),
+        "bare' cannot be read: there is no file model.safetensors in its folder",
+    ),
+    "bench pair: no weights of the draft": (
+        ("bench", "pair", "--target", "synthetic:", "--draft", "HERE/bare"),
+        "bare' cannot be read: there is no file model.safetensors in its folder",
+    ),
     "generate: no folder of a model": (("generate", "hi", "--target", "HERE"), "is not a model: it has no config.json"),
     "generate: no JSON": (("generate", "hi", "--target", "HERE/broken"), "it is not valid JSON"),
     "generate: sampling": (("generate", "hi", *TARGET, "--top-p", "2"), "--top-p must be in (0, 1], got 2.0"),
@@ -359,6 +367,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     for folder, content in configs.items():
         (here / folder).mkdir()
         (here / folder / "config.json").write_text(content)
+        (here / folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (here / "bare").mkdir()
+    (here / "bare" / "config.json").write_text(configs["small"])
     (here / "prompts.jsonl").write_text('{"turns": ["Hello"]}\n')
     (here / "graded.jsonl").write_text('{"turns": ["1 + 1?"], "reference": "#### 2"}\n')
     generate_keys(here / "keys")

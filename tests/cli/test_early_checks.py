@@ -353,3 +353,48 @@ def test_machines_too_small_for_a_model_are_refused_before_a_layer_is_read(
     assert small.code == 2
     assert "the nodes cannot hold the model: its weights and its cache take at least" in small.err
     assert "bytes, and the nodes have 1900000; add a node" in small.err
+
+
+WITHOUT_WEIGHTS = {  # commands that read weights; MODEL has none, or not all
+    "generate": ("generate", "Hello", "--target", "MODEL"),
+    "a draft": ("verify", "--target", "synthetic:", "--draft", "MODEL"),
+    "up": ("up", "MODEL", "--port", "0"),
+    "target": ("target", "--target", "MODEL", "--port", "0"),
+    "draft": ("draft", "--draft", "MODEL", "--port", "0"),
+    "stage": ("stage", "--target", "MODEL", "--layers", "0:1", "--listen", "tcp://127.0.0.1:0"),
+    "doctor": ("doctor", "--target", "MODEL", "--draft", "MODEL"),
+    "train": ("train", "--target", "MODEL", "--prompts", "PROMPTS", "--out", "HEAD", "--max-model-len", "200"),
+    "bench pair": ("bench", "pair", "--target", "MODEL", "--draft", "MODEL"),
+    "bench certify": ("bench", "certify", "--model", "MODEL", "--part", "exact"),
+}
+
+
+@pytest.mark.parametrize("words", WITHOUT_WEIGHTS.values(), ids=WITHOUT_WEIGHTS)
+@pytest.mark.parametrize("is_cut_short", [False, True])
+def test_weights_that_are_not_all_there_are_noticed_at_once(
+    words, is_cut_short: bool, starspec, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(sys.modules["starspec.cli.up"], "Supervisor", lambda *_: pytest.fail("a process starts"))
+    monkeypatch.setattr("starspec.models.loading.checks.check_vocabulary_files", lambda *_: None)
+    folder, prompts = tmp_path / "model", tmp_path / "prompts.jsonl"
+    save_with_tokenizer(make_model(), folder)
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()
+    if is_cut_short:
+        weights.write_bytes(content[:-7])
+    prompts.write_text('{"turns": ["1 + 1?"]}\n')
+    places = {"MODEL": folder, "PROMPTS": prompts, "HEAD": tmp_path / "head"}
+    outcome = starspec(*(str(places.get(word, word)) for word in words))
+    said = "lacks 7 bytes; get it again" if is_cut_short else "there is no file model.safetensors in its folder"
+    assert said in outcome.err
+    assert outcome.code == 2
+    assert not (tmp_path / "head").exists()
+
+
+def test_each_file_of_an_index_must_be_there(starspec, tmp_path: Path) -> None:
+    save_with_tokenizer(make_model(), tmp_path)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    outcome = starspec("generate", "Hello", "--target", str(tmp_path))
+    assert "there is no file model-2.safetensors in its folder" in outcome.err

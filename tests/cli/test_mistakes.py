@@ -181,10 +181,6 @@ MISTAKES = {
         ("train", "--target", "x", "--prompts", "y", "--out", "./z", "--learning-rate", "0"),
         "invalid value for '--learning-rate'",
     ),
-    "all is unlearnt": (
-        ("train", "--target", "x", "--prompts", "y", "--out", "./z", "--learning-rate", "2"),
-        "invalid value for '--learning-rate'",
-    ),
     "more schemas than there are": (
         ("bench", "grammar", "--target", "x", "--draft", "y", "--num-schemas", "61"),
         "invalid value for '--num-schemas'",

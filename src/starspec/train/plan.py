@@ -83,7 +83,7 @@ class TrainPlan:
         ),
     ] = None
     learning_rate: Annotated[
-        float, Option("Highest learning rate that the schedule reaches.", TRAINING, least=MIN_RATE, most=1.0)
+        float, Option("Highest learning rate that the schedule reaches.", TRAINING, least=MIN_RATE)
     ] = 1e-3
     warmup: int = 60  # steps
     # padding included

@@ -12,8 +12,8 @@ from torch import Tensor
 from starspec.errors import ModelError
 from starspec.json_text import parse_json
 from starspec.models.loading.locate import locate, names_a_file
-from starspec.models.loading.tensors import check_weight_files
 from starspec.models.loading.transformers_calls import first_line
+from starspec.models.loading.weight_files import check_weight_files
 
 PICKLED: Final = "pytorch_model.bin"
 

@@ -20,7 +20,7 @@ from starspec.models.loading.config_json import (
 )
 from starspec.models.loading.locate import is_synthetic, locate
 from starspec.models.loading.tokenizer import check_vocabulary_files
-from starspec.models.loading.weight_counts import declared_weights
+from starspec.models.loading.weight_files import check_weights, declared_weights
 from starspec.models.synthetic.spec import check_weightless, parse_synthetic
 
 NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -44,7 +44,7 @@ def find_models(*models: str | None) -> None:
 
 
 def check_settings(*configs: ModelConfig | None) -> None:
-    """Check how models that were found are to run, as far as their config.json and the system's files show it.
+    """Check how models that were found are to run, as far as their small files and the system's show it.
 
     Args:
         configs: of targets and drafts; None = there is none. A head fits itself to the length of its target.
@@ -57,6 +57,7 @@ def check_settings(*configs: ModelConfig | None) -> None:
         check_there(config.device)
         if not looks_like_a_head(config.model):
             check_context_length(config.model, config.max_model_len, _own_length(config))
+            check_weights(config.model, locate(config.model))
 
 
 def check_declared_caches(target: ModelConfig, num_targets: int, draft: ModelConfig | None) -> None:

@@ -24,9 +24,10 @@ from starspec.models.loading.model_fingerprint import model_fingerprint
 from starspec.models.loading.part import drop_tied, leave_out
 from starspec.models.loading.progress import counted, counting, report
 from starspec.models.loading.supported import check_class, check_config, model_length
-from starspec.models.loading.tensors import check_finite, check_weight_files
+from starspec.models.loading.tensors import check_finite
 from starspec.models.loading.tokenizer import eos_token_ids, load_tokenizer
 from starspec.models.loading.transformers_calls import as_model_error, naming
+from starspec.models.loading.weight_files import check_weight_files
 from starspec.models.packed import PackedRunner, check_cache
 from starspec.models.runner import LoadedRunner, ModelInfo
 

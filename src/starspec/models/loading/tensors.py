@@ -16,24 +16,6 @@ from starspec.errors import ModelError
 # errors for a folder of tensors that is incomplete, truncated or in another format
 UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
 
-LFS_POINTER: Final = b"version https://git-lfs"
-
-
-def check_weight_files(model: str, files: Iterable[Path]) -> None:
-    """Check that files can be read and are what they are named for: safetensors calls a file that may not be read
-    missing, and the pointer of a clone without git lfs a header that is too large.
-
-    Raises: ModelError.
-    """
-    for file in files:
-        try:
-            with file.open("rb") as opened:
-                beginning = opened.read(len(LFS_POINTER))
-        except OSError as error:
-            raise ModelError(f"the weights of '{model}' cannot be read: {file}: {error.strerror}") from error
-        if beginning == LFS_POINTER:
-            raise ModelError(f"'{file}' is a pointer of Git LFS, not the weights: get them with git lfs pull")
-
 
 def tensor_files(folder: Path) -> dict[str, str]:
     """Tensor name -> file name, for one file or for several with an index. Raises: one of UNREADABLE."""
