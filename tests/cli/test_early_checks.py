@@ -392,6 +392,17 @@ def test_weights_that_are_not_all_there_are_noticed_at_once(
     assert not (tmp_path / "head").exists()
 
 
+def test_a_target_in_stages_needs_no_weights(starspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object) -> None:
+        raise ConfigError("it is loaded")
+
+    monkeypatch.setattr(sys.modules["starspec.cli.serve"], "_load", load)
+    save_with_tokenizer(make_model(), tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    outcome = starspec("target", "--target", str(tmp_path), "--port", "0", "--stages", "tcp://127.0.0.1:7900")
+    assert "it is loaded" in outcome.err
+
+
 def test_each_file_of_an_index_must_be_there(starspec, tmp_path: Path) -> None:
     save_with_tokenizer(make_model(), tmp_path)
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}

@@ -206,7 +206,7 @@ def _check(config: ServerConfig) -> None:
             target_checks.check_hub(config.speculative)
             read_calibration(config.target.relaxed_thresholds)
             find_pair(config.model.model)
-            check_settings(config.model)
+            check_settings(config.model, are_read=not config.target.pipe.stages)
         case StageProcess(stage=stage):
             keys_to_listen("stage", stage.keys, stage.host, stage.port, stage.insecure)
             find_pair(config.model.model)

@@ -43,11 +43,12 @@ def find_models(*models: str | None) -> None:
             check_config_json(model, locate(model))
 
 
-def check_settings(*configs: ModelConfig | None) -> None:
+def check_settings(*configs: ModelConfig | None, are_read: bool = True) -> None:
     """Check how models that were found are to run, as far as their small files and the system's show it.
 
     Args:
         configs: of targets and drafts; None = there is none. A head fits itself to the length of its target.
+        are_read: this process reads their weights; a target in stages does not.
     Raises: ConfigError.
     """
     for config in filter(None, configs):
@@ -57,7 +58,8 @@ def check_settings(*configs: ModelConfig | None) -> None:
         check_there(config.device)
         if not looks_like_a_head(config.model):
             check_context_length(config.model, config.max_model_len, _own_length(config))
-            check_weights(config.model, locate(config.model))
+            if are_read:
+                check_weights(config.model, locate(config.model))
 
 
 def check_declared_caches(target: ModelConfig, num_targets: int, draft: ModelConfig | None) -> None:
