@@ -33,10 +33,11 @@ def test_verify_prints_the_comparison_and_saves_the_receipt(starspec, tmp_path: 
 
 def test_verify_takes_prompts_of_a_file(starspec, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"turns": ["bipa bigu"]}\n')
+    num_prompts = int(VERIFY[VERIFY.index("--num-prompts") + 1])
+    prompts.write_text('{"turns": ["bipa bigu"]}\n' * num_prompts)
     outcome = starspec(*VERIFY, "--spec-method", "ngram", "--batch", "1", "--prompts", str(prompts))
     assert outcome.code == 0
-    assert "identical: 3/3" in outcome.out
+    assert f"identical: {3 * num_prompts}/{3 * num_prompts}" in outcome.out
 
 
 def test_verify_exits_1_and_says_where_if_a_promise_is_broken(starspec, monkeypatch: pytest.MonkeyPatch) -> None:
