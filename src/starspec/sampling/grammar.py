@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 GrammarKind = Literal["json", "regex", "choice", "grammar"]
 
 MAX_GRAMMAR_BYTES: Final = 2**15  # of the text, in UTF-8; compiling takes the square of it at worst
+QUICK_DIGITS: Final = 400  # an integer of more takes longer to be written than a text: the square of its digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class GrammarSpec:
 def check_size(value: Any, most: int = MAX_GRAMMAR_BYTES) -> None:
     """Check whether the JSON of a value can be so short, before it is written: that holds Python's lock to its end.
 
+    An integer of thousands of digits counts as a text that takes as long to be written.
+
     Args:
         most: bytes.
     Raises: ValueError.
@@ -42,6 +45,9 @@ def check_size(value: Any, most: int = MAX_GRAMMAR_BYTES) -> None:
         num_bytes += 1
         if isinstance(each, str):
             num_bytes += len(each)
+        elif isinstance(each, int):
+            num_digits = each.bit_length() * 3 // 10  # nearly
+            num_bytes += max(num_digits, num_digits**2 // QUICK_DIGITS)
         elif isinstance(each, Mapping):
             left += [*each.keys(), *each.values()]
         elif isinstance(each, Sequence):
