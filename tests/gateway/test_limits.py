@@ -33,6 +33,7 @@ from starspec.gateway.served_model import GenerationDefaults
 from starspec.gateway.translate import MAX_TOKENS_SENT, Translator
 from starspec.gateway.unsupported import refuse_unsupported
 from starspec.ids import RequestId
+from starspec.policy.retry_after import QueueTime
 from starspec.quoting import MAX_QUOTED, quoted
 from starspec.sampling.spec import MAX_LOGIT_BIAS
 from starspec.wire.messages import Rejected
@@ -476,6 +477,20 @@ async def test_every_answer_that_ends_counts_for_the_rate(gateway: Any, monkeypa
     for stream in (False, True):
         await gateway.post("/v1/completions", prompt=["a", "b"], n=2, stream=stream)
     assert len(ended) == 8
+
+
+async def test_answers_in_work_are_counted_however_they_end(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = []
+    monkeypatch.setattr(QueueTime, "note_load", lambda self, *load: loads.append(load[:2]))
+    for stream in (False, True):
+        await gateway.post("/v1/completions", prompt="a", n=2, stream=stream)
+        assert loads == [(2, 8), (1, 8), (0, 8), (0, 8)]
+        loads.clear()
+    gateway.target.refusal = Rejected(RequestId(""), "the waiting line is full", None, 503, 1.0)
+    for stream in (False, True):
+        await gateway.post("/v1/completions", prompt="a", n=2, stream=stream)
+        assert (loads[0], loads[-1]) == ((2, 8), (0, 8))
+        loads.clear()
 
 
 async def test_time_spent_on_the_prompt_counts_as_the_requests_own(

@@ -341,6 +341,20 @@ async def test_without_a_target_a_request_is_refused_for_now(targets: list[Any])
         assert refused.value.retry_after_s > 0
 
 
+async def test_a_queue_is_known_before_the_target_tells_of_it(targets: list[Any]) -> None:
+    """Its status comes twice a second; whoever found the queue full meanwhile was told to come back after a second."""
+    targets[0].num_busy = 3
+    async with Router(targets[:1]) as router:
+        await connected(router, 1)
+        async with Generation(router, generation_request(4), "r"):
+            assert router.targets[0].num_waiting == 0
+            async with Generation(router, generation_request(6), "s"):
+                assert router.targets[0].num_waiting == 3 + 4 + 6 - 8
+        targets[0].lose()
+        await until(lambda: not router.targets[0].is_live)
+        assert router.targets[0].num_waiting == 0
+
+
 async def test_how_much_the_targets_hold_is_known_while_all_of_them_are_there(targets: list[Any]) -> None:
     for target, most in zip(targets[:2], (3, 4), strict=True):
         target.max_num_requests = most

@@ -167,7 +167,7 @@ def _verification_builder_of(served: Served) -> MakeBuilder:
 
 def build_app(services: Services, metrics: GatewayMetrics, audit: AuditLog) -> FastAPI:
     """The ASGI application; its lifespan runs the router."""
-    retry_after = RetryAfter(services.num_waiting, services.clock)
+    retry_after = RetryAfter(services.num_waiting, services.num_rows, services.clock)
     app = FastAPI(title="starspec", version=__version__, lifespan=_lifespan(services), openapi_url=None)
     _add_description(app, services)
     _add_routes(app, Routes(services, metrics, retry_after), readers(services.of(None).codec.workers))

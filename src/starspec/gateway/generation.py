@@ -48,7 +48,7 @@ class Generation:
         self._begun: set[int] = set()  # the present target has sent an output
         self._void: set[int] = set()  # outputs came from an earlier target, and none yet from the present one
         self._events: asyncio.Queue[Progress | StarspecError] = asyncio.Queue()
-        self._num_unfinished = len(request.specs)
+        self.num_unfinished = len(request.specs)  # answers whose end `next` has not returned
         self._is_over = False  # nobody waits for the answers any more
         self._pace = Pace()
 
@@ -76,7 +76,7 @@ class Generation:
 
     @property
     def is_finished(self) -> bool:
-        return self._num_unfinished == 0
+        return self.num_unfinished == 0
 
     @property
     def target(self) -> RoutedTarget:
@@ -99,7 +99,7 @@ class Generation:
         if isinstance(event, StarspecError):
             raise event
         if event.output.finish_reason is not None:
-            self._num_unfinished -= 1
+            self.num_unfinished -= 1
         return event
 
     def _check_size(self) -> None:

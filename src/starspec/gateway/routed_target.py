@@ -143,6 +143,13 @@ class RoutedTarget:
     def num_open(self) -> int:
         return len(self._open)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests in its queue: as of the last status, or more if more have been sent since; 0 if it is not live."""
+        if self.status is None or not self.is_live:
+            return 0
+        return max(self.status.num_waiting, self.load - self.status.num_rows)
+
     def submit(self, request_id: RequestId, spec: RequestSpec, sink: Sink) -> None:
         """Start a request, whose outputs go to `sink`. Raises: RequestError if it is too large for a message."""
         self._open[request_id] = OpenRequest(spec, sink)

@@ -69,4 +69,8 @@ class Services:
 
     def num_waiting(self) -> int:
         """Requests in the queues of the targets."""
-        return sum(status.num_waiting for status in self.router.statuses)
+        return sum(each.num_waiting for each in self.router.targets)
+
+    def num_rows(self) -> int:
+        """Cache rows of the targets."""
+        return sum(status.num_rows for status in self.router.statuses)

@@ -109,9 +109,19 @@ class Delivery:
         self.timer = timer
         self._answers = [self._new_answer(choice) for choice in range(len(request.specs))]
 
+    @asynccontextmanager
+    async def generating(self) -> AsyncIterator[None]:
+        """Generate while the block runs. Raises: as the generation's `__aenter__`."""
+        self.retry_after.begin(len(self._answers))
+        try:
+            async with self.generation:
+                yield
+        finally:
+            self.retry_after.leave(self.generation.num_unfinished)
+
     async def whole(self) -> bytes:
         """Wait for every answer, and write the reply as JSON. Raises: StarspecError if one was refused or aborted."""
-        async with self.generation:
+        async with self.generating():
             while not self.generation.is_finished:
                 await self._next(None)
         if sum(answer.num_entries for answer in self._answers) <= FEW_ENTRIES:
@@ -122,7 +132,7 @@ class Delivery:
         return msgspec.json.encode(self._builder.whole(self._answers, self._usage(), metrics_of(self._answers)))
 
     async def events(self, keep_alive_s: float) -> AsyncIterator[bytes]:
-        """Server-sent events. The first comes within `keep_alive_s`. Iterate inside `async with generation`.
+        """Server-sent events. The first comes within `keep_alive_s`. Iterate inside `async with generating()`.
 
         Raises: StarspecError if an answer was refused or aborted.
         """
@@ -148,6 +158,8 @@ class Delivery:
         progress = await self.generation.next(timeout_s)
         if progress is None:
             return None
+        if progress.output.finish_reason is not None:
+            self.retry_after.finish()
         if not self._request.options.has_answer:
             progress = progress._replace(output=_without_answer(progress.output))
         if progress.starts_anew:
@@ -158,8 +170,6 @@ class Delivery:
         if progress.output.prompt_logprobs is not None:
             return None
         self.timer.progress(self._request.num_prompt_tokens)
-        if progress.output.finish_reason is not None:
-            self.retry_after.finish()
         if self.generation.is_finished:
             self.timer.finish()
             self._note_finished(self.generation.target, self._request.num_prompt_tokens, self._answers)
@@ -230,7 +240,7 @@ class EventStream(Response):
         return True
 
     async def _send_events(self, send: Send) -> None:
-        async with self._delivery.generation:
+        async with self._delivery.generating():
             async for event in self._delivery.events(self._keep_alive_s):
                 if not self._has_started:
                     self._has_started = True
