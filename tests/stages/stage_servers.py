@@ -43,15 +43,18 @@ class Running(NamedTuple):
 
 
 @contextmanager
-def serving(stages: Sequence[ToyStage], keys: Path | None = None, **changes: object) -> Iterator[list[Running]]:
+def serving(
+    stages: Sequence[ToyStage], keys: Path | None = None, audit: AuditLog | None = None, **changes: object
+) -> Iterator[list[Running]]:
     """Stages on free ports."""
+    audit = audit or AuditLog.off()
     with ExitStack() as stack:
         running = []
         for each in stages:
             config = StageConfig(layers=str(each.layers), listen="tcp://127.0.0.1:0", keys=keys and str(keys))
             config, own = replace(config, **changes), load_keys(keys, "stage")
-            port = StagePort(config.host, config.port, own, False, AuditLog.off())
-            server = StageServer(config, each, port, own, AuditLog.off())
+            port = StagePort(config.host, config.port, own, False, audit)
+            server = StageServer(config, each, port, own, audit)
             running.append(Running(server, threading.Thread(target=server.run)))
             running[-1].thread.start()
             stack.callback(running[-1].end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -36,7 +37,7 @@ from starspec.stages.server import ATTACHES_BURST, MAX_LEASE_S, StageServer
 from starspec.windows.window import Law
 from starspec.wire.codec import encode
 from starspec.wire.keys import generate_keys
-from starspec.wire.messages import PROTOCOL_VERSION, Alive, Attach, Detach, Gap, Refused, Retract
+from starspec.wire.messages import PROTOCOL_VERSION, Alive, Attach, Detach, Gap, Refused, Retract, Traversal
 from starspec.wire.stage_news import Broken
 from starspec.wire.stage_session import StageState, highest_epoch
 from starspec.wire.transports.stage_port import StageArrival, StagePort
@@ -141,6 +142,29 @@ def test_only_a_target_may_lead_stages(tmp_path: Path) -> None:
         pipe_of(addresses(servers), tmp_path / "keys", role="stage"),
     ):
         pass
+
+
+def test_the_audit_log_of_a_stage_says_who_attached_who_was_refused_and_who_left(tmp_path: Path) -> None:
+    keys, audit = tmp_path / "keys", tmp_path / "audit.jsonl"
+    generate_keys(keys)
+    with serving(toy_stages(1), keys, audit=AuditLog(audit, "stage")) as servers:
+        with pipe_of(addresses(servers), keys) as verifier:
+            verifier.close()
+        with pytest.raises(ConfigError, match="is not a target's"), pipe_of(addresses(servers), keys, role="stage"):
+            pass
+        with linked(addresses(servers), keys, role="stage") as link:
+            link.send([encode(Traversal(PipeEpoch(1), 1, [], [])), b"", b""])
+            until_s = time.monotonic() + WAIT_S
+            while "may send traversals" not in audit.read_text():
+                assert time.monotonic() < until_s
+                link.receive(0.05)
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(each["event"], each.get("key"), each.get("target")) for each in lines] == [
+        ("target_attached", "target", "t"),
+        ("target_left", None, "t"),
+        ("refused", "stage", "t"),
+        ("refused", "stage", None),
+    ]
 
 
 def test_a_pipe_without_its_end_is_refused() -> None:

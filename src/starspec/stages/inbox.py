@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import structlog
 import zmq
 
+from starspec.audit import AuditLog
 from starspec.errors import PeerProtocolError
 from starspec.ids import PeerId, StageId
 from starspec.log_limit import LogLimit
@@ -64,16 +65,24 @@ class StageInbox(threading.Thread):
         stage_id: whom it says that it is.
         sender: the role whose traversals are taken; where there are no keys, everybody's are.
         clock: seconds, monotonic.
+        audit: gets traversals of keys that may send none, if given.
     """
 
     def __init__(
-        self, port: StagePort, stage_id: StageId, sender: str, answer_beat: AnswerBeat, clock: Callable[[], float]
+        self,
+        port: StagePort,
+        stage_id: StageId,
+        sender: str,
+        answer_beat: AnswerBeat,
+        clock: Callable[[], float],
+        audit: AuditLog | None = None,
     ) -> None:
         super().__init__(name="starspec-stage-io", daemon=True)
         self._port = port
         self._identity = Identity(stage_id)
         self._sender = sender
         self._answer_beat = answer_beat
+        self._audit = audit or AuditLog.off()
         self._decoder: Decoder[CoordinatorToStage | HandshakeMessage] = Decoder(CoordinatorToStage | HandshakeMessage)
         self._log_limit = LogLimit(clock)
         self._arrived: queue.SimpleQueue[Control | StageArrival | None] = queue.SimpleQueue()
@@ -178,6 +187,9 @@ class StageInbox(threading.Thread):
             num, own, total = self._num_waiting[arrival.peer], self._num_bytes[arrival.peer], self._num_bytes.total()
         if not (is_allowed and num < MAX_QUEUED and total < MAX_QUEUED_BYTES and own <= MAX_QUEUED_BYTES - total):
             self._log_limit.log(log.warning, "a traversal is dropped", is_allowed=is_allowed, num_waiting=num)
+            if arrival.caller is not None and not is_allowed:
+                why = f"only a {self._sender}'s key may send traversals to this stage"
+                self._audit.note("refused", key=arrival.caller.key_name, code="key", why=why)
             return
         self._note(self._num_waiting, arrival.peer, 1)
         self._note(self._num_bytes, arrival.peer, arrival.num_bytes)

@@ -14,7 +14,7 @@ from starspec.audit import AuditLog
 from starspec.cache.memory import memory_of
 from starspec.config import StageConfig
 from starspec.errors import ConfigError, LinkError, PeerProtocolError
-from starspec.ids import PeerId
+from starspec.ids import PeerId, TargetId
 from starspec.log_limit import LogLimit
 from starspec.models.runner import Stage
 from starspec.policy.peer_limits import Allowance
@@ -49,6 +49,7 @@ class StageServer:
         runner: of the stage's layers.
         port: where coordinator and the stage before connect.
         keys: of role "stage".
+        audit: gets who attaches, who leaves, and who is refused; `run` closes it.
         is_invariant: as for StageWorker.
         trace: records what is computed when, if given.
     """
@@ -74,9 +75,10 @@ class StageServer:
         self._trace = trace
         self._worker = StageWorker(runner, clock, is_invariant=is_invariant)
         sender = "target" if runner.layers.is_first else "stage"
-        self._inbox = StageInbox(port, self._worker.session.stage_id, sender, self._answer_beat, clock)
+        self._inbox = StageInbox(port, self._worker.session.stage_id, sender, self._answer_beat, clock, audit)
         self._log_limit = LogLimit(clock)
         self._coordinator: PeerId | None = None
+        self._audited: TargetId | None = None  # the target that the audit log knows as attached
         self._before: PeerId | None = None  # whose traversals are computed; None = none was yet in this pipe epoch
         self._attaches = Allowance(ATTACHES_PER_S, ATTACHES_BURST)
         self._next: NextStage | None = None
@@ -108,6 +110,7 @@ class StageServer:
             self._unlink()
             self._inbox.end()
             self._inbox.join()
+            self._note_end("the stage ends")
             self._audit.close()
 
     def stop(self) -> None:
@@ -128,6 +131,7 @@ class StageServer:
         self._worker.check_lease()
         if self._worker.session.state is StageState.DETACHED:
             self._unlink()
+            self._note_end("it has left, or its lease ran out")
         self._check_next()
         if self._queues:
             self._compute(self._next_in_turn())
@@ -154,10 +158,17 @@ class StageServer:
     def _attach(self, arrival: Control, message: Attach) -> None:
         message = msgspec.structs.replace(message, lease_s=min(message.lease_s, MAX_LEASE_S))
         answer = self._why_not(arrival, message) or self._worker.control(message)
+        key = None if arrival.caller is None else arrival.caller.key_name
         if not isinstance(answer, Attached):
             assert answer is not None
+            if isinstance(answer, Refused):
+                told = {"target": message.target_id, "code": answer.code, "why": answer.reason}
+                self._audit.note("refused", key=key, **told)
             self._inbox.tell(arrival.peer, answer)
             return
+        self._note_end("it was attached anew")
+        self._audited = message.target_id
+        self._audit.note("target_attached", key=key, target=message.target_id, pipe_epoch=answer.pipe_epoch)
         self._attaches.take(1.0, self._clock())
         self._unlink()
         self._drop_all()
@@ -168,6 +179,12 @@ class StageServer:
         )
         if following and not self._runner.layers.is_last:
             self._link(following)
+
+    def _note_end(self, why: str) -> None:
+        """The pipe that the audit log knows has ended. Idempotent."""
+        if self._audited is not None:
+            self._audit.note("target_left", target=self._audited, why=why)
+            self._audited = None
 
     def _why_not(self, arrival: Control, message: Attach) -> Refused | None:
         if arrival.caller is not None and arrival.caller.role != "target":
