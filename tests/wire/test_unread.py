@@ -498,11 +498,11 @@ def test_features_far_beyond_the_queue_arrive_in_order_and_cost_no_link(star) ->
 
 def test_what_a_hub_does_not_take_waits_at_its_target_and_then_arrives(star) -> None:
     many = [Features(Tag(1), start, 1, os.urandom(MAX_FRAME_BYTES // 2)) for start in range(240)]
-    hub = star.hub(lease_s=10 * LOOK_S)  # less than the hub computes
+    hub = star.hub(lease_s=20 * LOOK_S)  # less than the hub computes
     target = star.connected(hub.endpoint)
     with hub.computing():
         target.send(many)
-        until_s = time.monotonic() + 20 * LOOK_S
+        until_s = time.monotonic() + 30 * LOOK_S
         while time.monotonic() < until_s:
             assert target.receive(0.01) == []
         waiting = sum(map(len, target._outbox._waiting))
