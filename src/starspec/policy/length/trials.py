@@ -30,7 +30,7 @@ SHARE: Final = 0.01  # of the time: what trials may cost in all
 CREDIT_ROUNDS: Final = 2.0  # plain rounds: what the first trials may cost, before there was any time
 PROMISED_ROUNDS: Final = 10.0  # plain rounds: what trials that promise FULL_PROMISE may cost in addition
 FULL_PROMISE: Final = 0.3  # share by which the speed may be higher; trials that promise less may cost less in addition
-SAVED_ROUNDS: Final = 20.0  # plain rounds: what may be kept for later trials, beside the credit
+SAVED_ROUNDS: Final = 100.0  # plain rounds: what may be kept for later trials, beside the credit
 MAX_RATIO: Final = 2.0  # of the time of a trial's round to what was expected at most. A longer one was interrupted, and
 # its time and tokens may be those of other rounds, also of another drafter.
 LATELY_FADE: Final = 0.99  # of the sequences of the largest round, with each later one
