@@ -1,5 +1,6 @@
-"""With drafts and without, in turns: how two speeds are compared, and the race of one stream at a time on one target,
-which shows what drafting gains where it should.
+"""Compares decoding with drafts and without, in turns, and runs the race of one stream at a time on one target.
+
+That race shows what drafting gains where it should.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from starspec.cli.binder import bound, take
-from starspec.cli.files import JsonFile, PromptFile, spread_prompts
+from starspec.cli.files import JsonFile, PromptFile, prompts_option, spread_prompts
 from starspec.cli.measuring import measuring, publish
 from starspec.config import ModelConfig, Option, SpeculativeConfig
 from starspec.config.option import MEASURE
@@ -21,15 +21,7 @@ NUM_PROMPTS: Final = 16
 class CalibrationOptions:
     """How much is compared, and how strict the result is."""
 
-    num_prompts: Annotated[
-        int | None,
-        Option(
-            "Prompts to answer, spread evenly over the file.",
-            MEASURE,
-            least=1,
-            shown=f"{NUM_PROMPTS}, or all if there are fewer",
-        ),
-    ] = None
+    num_prompts: Annotated[int | None, prompts_option(NUM_PROMPTS)] = None
     max_tokens: Annotated[int, Option("Tokens of an answer.", MEASURE, least=1)] = 64
     key_share: Annotated[
         float, Option("Share of drafted tokens that may be key, above 0 and below 1.", MEASURE, least=0.0, most=1.0)

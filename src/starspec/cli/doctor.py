@@ -11,7 +11,7 @@ import typer
 
 from starspec.cli import given
 from starspec.cli.binder import bound, take
-from starspec.cli.files import JsonFile, PromptFile, spread_prompts
+from starspec.cli.files import JsonFile, PromptFile, prompts_option, spread_prompts
 from starspec.cli.measuring import measuring, publish, show
 from starspec.config import ModelConfig, Option, SpeculativeConfig
 from starspec.config.option import MEASURE, NONE_GIVEN
@@ -32,15 +32,7 @@ NO_DRAFT: Final = ModelPair(target="", draft="", quantization="none")
 class DoctorOptions:
     """How much is measured, and for what the forecast is made."""
 
-    num_prompts: Annotated[
-        int | None,
-        Option(
-            "Prompts to answer, spread evenly over the file.",
-            MEASURE,
-            least=1,
-            shown=f"{NUM_PROMPTS}, or all if there are fewer",
-        ),
-    ] = None
+    num_prompts: Annotated[int | None, prompts_option(NUM_PROMPTS)] = None
     max_tokens: Annotated[int, Option("Tokens of an answer.", MEASURE, least=2)] = 48
     max_draft_tokens: Annotated[
         int, Option("Largest number of draft tokens to consider.", MEASURE, least=1, most=15)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from starspec.config.option import MEASURE, NONE_GIVEN
+from starspec.config.option import MEASURE, NONE_GIVEN, Option
 from starspec.errors import ConfigError
 from starspec.harness.datasets import Prompt, own_prompts, read_prompts, spread
 from starspec.harness.figures import check_format, require_matplotlib
@@ -64,6 +64,12 @@ def spread_prompts(path: Path | None, num_prompts: int | None, default: int) -> 
     prompts = all_prompts(None if path is None else [path])
     check_enough(num_prompts, [prompts])
     return spread(prompts, default if num_prompts is None else num_prompts)
+
+
+def prompts_option(default: int) -> Option:
+    """The option --num-prompts, whose default takes what there is: a field with it has None as its own default."""
+    what = "Prompts to answer, spread evenly over the file."
+    return Option(what, MEASURE, least=1, shown=f"{default}, or all if there are fewer")
 
 
 def check_enough(num: int | None, groups: Sequence[Sequence[object]], option: str = "--num-prompts") -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from starspec.cli import given
 from starspec.cli.binder import bound, take
-from starspec.cli.files import JsonFile, PromptFile, spread_prompts
+from starspec.cli.files import JsonFile, PromptFile, prompts_option, spread_prompts
 from starspec.cli.measuring import measuring, publish
 from starspec.cli.options import BatchingOptions
 from starspec.cli.serve import TARGET_MODEL
@@ -29,15 +29,7 @@ class VerifyOptions:
         str,
         Option("How they share forwards: any of ragged, eqspec, exspec and rollback, separated by commas.", MEASURE),
     ] = "ragged"
-    num_prompts: Annotated[
-        int | None,
-        Option(
-            "Prompts to answer, spread evenly over the file.",
-            MEASURE,
-            least=1,
-            shown=f"{NUM_PROMPTS}, or all if there are fewer",
-        ),
-    ] = None
+    num_prompts: Annotated[int | None, prompts_option(NUM_PROMPTS)] = None
     max_tokens: Annotated[int, Option("Tokens of an answer.", MEASURE, least=1)] = 32
 
 
