@@ -236,12 +236,28 @@ def test_no_drafts_change_an_answer_to_a_schema(bench: Bench, table: list[JobRes
     assert [each.token_ids for each in answers] == [each.token_ids for each in table]
 
 
-@pytest.mark.parametrize(("kind", "gain"), [("ngram", 1.03), ("half-liar", 1.1)])
+@pytest.fixture(scope="module")
+def records(bench: Bench) -> tuple[list[Job], list[JobResult]]:
+    """Jobs of eight seeds, with the plain answers. One seed's gain differs by 3% from another's."""
+    jobs = [
+        replace(each, sampling=replace(each.sampling, temperature=1.0, seed=seed))
+        for each in TABLE
+        if each.name.startswith(RECORDS) and each.name.endswith("sampled")
+        for seed in range(8)
+    ]
+    return jobs, bench.answers(jobs)
+
+
+# Half of the gains seen: 1.03x to 1.044x and 1.10x to 1.15x over eight seeds.
+@pytest.mark.parametrize(("kind", "gain"), [("ngram", 1.015), ("half-liar", 1.05)])
 def test_drafts_behind_what_a_grammar_forces_make_larger_blocks(
-    bench: Bench, table: list[JobResult], monkeypatch: pytest.MonkeyPatch, kind: str, gain: float
+    bench: Bench,
+    records: tuple[list[Job], list[JobResult]],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    gain: float,
 ) -> None:
-    pairs = [pair for pair in zip(TABLE, table, strict=True) if pair[0].name.startswith(RECORDS)]
-    jobs, plain = [each for each, _ in pairs], [answer for _, answer in pairs]
+    jobs, plain = records
     efficiencies = []
     for is_ahead in (True, False):
         if not is_ahead:
