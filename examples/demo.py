@@ -43,6 +43,7 @@ from starspec.observe.table import star_line, star_table
 from starspec.output_files import why_full, why_no_file
 
 MAX_TOKENS = 96
+START_INTERVAL_S = 0.05  # between two prompts: in a fixed order, each target gets the same prompts in each pass
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 20}
 PROMPTS: list[tuple[str, dict[str, Any]]] = [
@@ -137,12 +138,19 @@ async def answer_all(
     *,
     is_speculative: bool,
 ) -> Pass:
-    """Stream the answers to all prompts at once, and show them."""
+    """Stream the answers to all prompts at once, and show them.
+
+    A pass ends with its last answer, so its time depends on how many of the long ones one target gets.
+    """
     answers = [Answer(*prompt) for prompt in PROMPTS]
     before = await fresh_counts(watch)
     started_s = time.monotonic()
     async with showing(answers, "with drafts" if is_speculative else "plainly"):
-        await asyncio.gather(*(_stream(client, model, answer, max_tokens, is_speculative) for answer in answers))
+        streams = []
+        for answer in answers:
+            streams.append(asyncio.create_task(_stream(client, model, answer, max_tokens, is_speculative)))
+            await asyncio.sleep(START_INTERVAL_S)
+        await asyncio.gather(*streams)
     elapsed_s = time.monotonic() - started_s
     after = await fresh_counts(watch)
     lengths = [chosen - known for chosen, known in zip_longest(after[2], before[2], fillvalue=0)]
