@@ -20,6 +20,7 @@ from starspec.policy.newcomers import (
     who_gives_way,
     who_stops_coming,
     whose_place,
+    whose_port,
 )
 
 
@@ -119,3 +120,10 @@ def test_a_door_remembers_so_many_owners() -> None:
         door.shut(str(number), 0.0)
     assert num_let_in(door, str(MAX_OWNERS), 0.0) == 0
     assert num_let_in(door, "0", 0.0) == DOOR_BURST, "the one that came first is forgotten"
+
+
+def test_who_only_asks_for_ports_gives_one_to_a_newcomer() -> None:
+    assert whose_port({}, "b") is None
+    assert whose_port({1: "a"}, "b") == 1
+    assert whose_port({1: "b", 2: "a", 3: "a"}, "c") == 2, "of the owner with the most of them"
+    assert whose_port({1: "b", 2: "a"}, "a") == 2, "the newcomer counts: another port of its own goes"

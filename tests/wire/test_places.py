@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 
 import pytest
 import zmq
@@ -26,6 +28,7 @@ from starspec.wire.messages import (
     Verdict,
     Welcome,
 )
+from starspec.wire.transports import hub_link
 
 NUM_HELLOS = 900  # of one connection at once: more than its address may begin links, fewer than end the connection
 pytestmark = pytest.mark.system
@@ -148,3 +151,33 @@ def test_who_asks_for_no_drafts_does_not_use_its_place(star, monkeypatch) -> Non
         return newcomer.is_connected
 
     star.until(look_busy, newcomer)
+
+
+def a_range_of_ports(num_ports: int) -> tuple[int, int]:
+    """FIRST and LAST of ports in a row that nobody has, and that no test in another process asks for."""
+    begin = 22_000 + os.getpid() % 500 * 16
+    for first in range(begin, begin + 16, num_ports):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + num_ports):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first, first + num_ports - 1
+    pytest.fail("no ports in a row are free")
+
+
+@pytest.mark.parametrize("num_ports", [1, 4])
+def test_who_only_says_hello_takes_no_port_of_a_range_from_others(star, num_ports, monkeypatch) -> None:
+    monkeypatch.setattr(hub_link, "ATTACH_S", 60.0)
+    hub = star.hub(data_ports=a_range_of_ports(num_ports))
+    for number in range(2 * num_ports):
+        assert isinstance(star.raw(elsewhere(hub, 2)).greet(hello(f"greedy-{number}")), Welcome)
+    star.connected(hub.endpoint, "honest")
+
+
+def test_who_holds_all_ports_of_a_range_gives_some_to_others(star) -> None:
+    hub = star.hub(max_targets=8, lease_s=60.0, data_ports=a_range_of_ports(4))
+    for number in range(4):
+        come_from(star, hub, 2, f"greedy-{number}").socket.send(asking(1, 4))
+        star.until(lambda name=f"greedy-{number}": len(hub.messages_of(name)) == 2)
+    star.connected(hub.endpoint, "honest")
+    come_from(star, hub, 3, "another")
+    assert isinstance(star.raw(elsewhere(hub, 2)).greet(hello("greedy-4")), Refused), "it has its share"

@@ -88,6 +88,20 @@ def who_stops_coming(coming: Sequence[Holder], chance: Random) -> Holder | None:
     return chance.choice(coming) if len(coming) >= MAX_COMING else None
 
 
+def whose_port(coming: Mapping[Holder, str], owner: str) -> Holder | None:
+    """The target whose port a newcomer gets, if there are few ports and all are taken; None if none can.
+
+    Only a target that has not come to its port yet is asked, of the owner with the most of them: who only asks for
+    ports and does not come keeps none from others.
+
+    Args:
+        coming: by target, whose it is.
+        owner: of the newcomer, which counts as coming.
+    """
+    num_of = Counter([owner, *coming.values()])
+    return max(coming, key=lambda holder: num_of[coming[holder]], default=None)
+
+
 class Wait:
     """A client's connection that waits for its client: for a request, or for the rest of one.
 

@@ -187,6 +187,11 @@ class HubLink:
         self.socket.linger = GOODBYE_MS
         self.end(reason)
 
+    def give_up_port(self) -> int:
+        """Stop to listen, after `dismiss`: connections stay. Returns: the port, which is free soon."""
+        self.socket.unbind(self.socket.getsockopt(zmq.LAST_ENDPOINT))
+        return self._welcome.port
+
     def end(self, reason: str) -> None:
         """End the link. The first reason counts."""
         self._link.lose()

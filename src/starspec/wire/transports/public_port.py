@@ -44,6 +44,8 @@ from starspec.wire.transports.unread_guard import UnreadMonitor
 ASKS_PER_S: Final = 1000.0  # messages of one connection to the public port; beyond them it is ended
 ASKS_BURST: Final = 1024.0
 MAX_ASKING: Final = 4096  # connections that are remembered
+FREED_S: Final = 0.02  # for which a port that was given up is waited for; it takes a millisecond
+FREED_LOOK_S: Final = 0.0005
 DRAIN_COST: Final = 1 / 8  # of READ_BURST: what a message costs that is dropped unseen
 
 
@@ -87,6 +89,20 @@ class Ports:
             except ConfigError:
                 continue
         raise ConfigError(f"every port from {first} to {last} is taken")
+
+    def open_freed(self, port: int, only: bytes) -> tuple[Socket, int]:
+        """As `open_data_port`, for a port that was given up just now: ZeroMQ closes it in a thread of its own.
+
+        Effects: waits for that, for FREED_S at most.
+        """
+        until_s = time.monotonic() + FREED_S
+        while True:
+            try:
+                return self.open(port, MAX_FRAME_BYTES, only)
+            except ConfigError:
+                if time.monotonic() > until_s:
+                    raise
+            time.sleep(FREED_LOOK_S)
 
 
 class _Sender(NamedTuple):
@@ -268,11 +284,10 @@ class PublicPort:
     ) -> Welcome | Refused:
         if not self._newcomers.lets_in(sender.owner, now):
             return Refused("full", "too many targets come at once", retry_after_s=newcomers.NEWCOMER_RETRY_S)
-        coming = [link for link in self._links.values() if not link.has_joined and link.left is None]
-        if (late := newcomers.who_stops_coming(coming, self._chance)) is not None:
+        if (late := newcomers.who_stops_coming(self._coming, self._chance)) is not None:
             late.end("other targets came meanwhile")
         try:
-            socket, port = self._ports.open_data_port(sender.key.public)
+            socket, port = self._open_data_port(sender, now)
             welcome = msgspec.structs.replace(terms, link_id=LinkId(secrets.token_hex(16)), port=port)
             may_join = partial(self._may_join, hello, sender.owner)
             link = HubLink(
@@ -294,6 +309,27 @@ class PublicPort:
         self._links[sender.peer] = link
         held.append(link)
         return welcome
+
+    def _open_data_port(self, sender: _Sender, now: float) -> tuple[Socket, int]:
+        """A port for this newcomer. Raises: ConfigError if there is none.
+
+        Effects: if the range of ports has none left, a target loses its own: one that has not come to it, or else the
+        one that would give its place.
+        """
+        try:
+            return self._ports.open_data_port(sender.key.public)
+        except ConfigError:
+            late = newcomers.whose_port({link: link.owner for link in self._coming}, sender.owner)
+            leaver = late or newcomers.whose_place(self._places, sender.owner, now)
+            if leaver is None:
+                raise
+        leaver.dismiss("another target needs its port")
+        return self._ports.open_freed(leaver.give_up_port(), sender.key.public)
+
+    @property
+    def _coming(self) -> list[HubLink]:
+        """The links whose targets have not come to their ports yet."""
+        return [link for link in self._links.values() if not link.has_joined and link.left is None]
 
     def _may_join(self, hello: Hello, owner: str) -> bool:
         """Whether a target that has come to its port gets a place. Effects: another target may lose its place."""
