@@ -310,11 +310,30 @@ async def test_a_seed_of_more_digits_than_python_reads_is_a_400_that_names_it(ga
     assert error_of(reply)["param"] == "seed"
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"null", b"\xff", b'{"prompt": "hi"', b"[" * 100_000])
+LONG_INTEGER = b'{"prompt": "hi", "seed": ' + b"1" * 5000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b"[1]", b"null", b"\xff", b'{"prompt": "hi"', b"[" * 100_000),
+        *(LONG_INTEGER + rest for rest in (b"", b", }", b', "user": ' + b"[" * 16_000 + b"]" * 16_000 + b"}")),
+    ],
+)
 async def test_a_body_that_is_no_json_object_is_a_400(gateway: Any, body: bytes) -> None:
     reply = await gateway.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     assert reply.status_code == 400
     error_of(reply)
+
+
+async def test_the_name_of_a_long_integer_is_shortened(gateway: Any) -> None:
+    payload = b'{"%s": %s}' % (b"a" * 100_000, b"1" * 5000)
+    reply = await gateway.http.post("/v1/completions", content=payload, headers={"content-type": "application/json"})
+    assert reply.status_code == 400
+    error = error_of(reply)
+    assert "has an integer of too many digits" in error["message"]
+    assert len(error["message"]) < 300
+    assert len(error["param"]) <= 200
 
 
 async def test_other_errors_of_http_have_the_same_shape(gateway: Any) -> None:

@@ -127,15 +127,23 @@ def parse_body(body: bytes, what: str = THE_BODY) -> Any:
     text = _text_of(body, what)
     decoder = json.JSONDecoder if _is_soon_parsed(body, what) else _PatientDecoder
     try:
-        return json.loads(text, cls=decoder)
+        return _parsed(text, what, decoder)
+    except _TooManyDigits as error:
+        path = _path_to_long_integer(_parsed(text, what, decoder, parse_int=_integer))
+        param = shortened(dotted(path or ())) or None
+        raise RequestError(f"{param or what} has an integer of too many digits", param) from error
+
+
+def _parsed(text: str, what: str, decoder: type[json.JSONDecoder], **options: Any) -> Any:
+    """Raises: RequestError if the text is not JSON or is nested too deeply; _TooManyDigits."""
+    try:
+        return json.loads(text, cls=decoder, **options)
     except json.JSONDecodeError as error:
         raise RequestError(f"{what} is not valid JSON: {error.msg} (character {error.pos})") from error
     except RecursionError as error:
         raise RequestError(f"{what} is nested too deeply") from error
     except ValueError as error:
-        path = _path_to_long_integer(json.loads(text, cls=decoder, parse_int=_integer))
-        param = dotted(path or ()) or None
-        raise RequestError(f"{param or what} has an integer of too many digits", param) from error
+        raise _TooManyDigits from error
 
 
 def _text_of(body: bytes, what: str) -> str:
@@ -182,6 +190,10 @@ class _PatientDecoder(json.JSONDecoder):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.scan_once = py_make_scanner(self)
+
+
+class _TooManyDigits(Exception):
+    """The text has an integer that Python refuses to convert; what is behind it was not looked at yet."""
 
 
 class _LongInteger:
