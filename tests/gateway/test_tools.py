@@ -20,7 +20,7 @@ from llguidance.hf import from_tokenizer
 from starspec.errors import RequestError
 from starspec.gateway import prompts
 from starspec.gateway.prompts import PromptCodec
-from starspec.gateway.schema import ChatCompletionRequest, FunctionCall, ToolCall
+from starspec.gateway.schema import ChatCompletionRequest, ChatMessage, FunctionCall, FunctionTool, ToolCall
 from starspec.gateway.tool_reader import CallPiece, Pieces, ToolReader
 from starspec.gateway.tools import HERMES, LLAMA, MAX_CALLS, ToolSyntax, ToolUse, syntax_of
 
@@ -133,6 +133,26 @@ def test_arguments_of_very_many_values_are_refused_before_they_are_parsed() -> N
     with pytest.raises(RequestError, match=r"arguments has 262145 values; 262144 are allowed") as refused:
         prompts._template_call(0, 1, call)
     assert refused.value.param == "messages[0].tool_calls[1].function.arguments"
+
+
+@pytest.mark.parametrize("slow", [[int("1" * 4200)] * 50, [1.2e-300] * 5000])
+def test_what_a_template_would_write_slowly_is_refused_before(slow: list[float], tokenizer: Any) -> None:
+    """Writing JSON holds Python's lock to its end: 200,000 floats in a tool stopped the event loop for 0.3 s."""
+    able = deepcopy(tokenizer)
+    able.chat_template = HERMES_TEMPLATE
+    codec = PromptCodec(able, (257,))
+    call = {"function": {"name": "f", "arguments": json.dumps({"a": slow})}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"enum": slow}}}
+    messages = [ChatMessage(**USER), ChatMessage.model_validate({"role": "assistant", "tool_calls": [call]})]
+    given = {
+        r"messages\[1\].tool_calls\[0\].function.arguments has": (messages, None, {}),
+        "tools: their JSON has": (messages[:1], [FunctionTool.model_validate(tool)], {}),
+        "chat_template_kwargs has": (messages[:1], None, {"mine": slow}),
+    }
+    for sentence, (asked, tools, extra) in given.items():
+        with pytest.raises(RequestError, match=sentence):
+            codec._encode_chat(asked, tools, True, False, extra, 2**20)
+    codec.close()
 
 
 def test_arguments_stream_as_they_come() -> None:

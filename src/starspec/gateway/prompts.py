@@ -21,6 +21,7 @@ from starspec.grammars.vocabulary import special_tokens_of
 from starspec.ids import BadWords
 from starspec.models.loading.tokenizer import bad_words_of
 from starspec.quoting import quoted
+from starspec.sampling.grammar import check_size
 
 RESERVED_KWARGS: Final = frozenset(  # set by this server, or able to replace the template
     {
@@ -47,6 +48,7 @@ NUM_WORKERS: Final = 4  # threads; one that renders a slow template leaves three
 PIECE: Final = 2**18  # characters of a text that is tokenized without counting first
 FEW_LAST: Final = 16  # tokens of a prompt that show how it ends
 FEW_TOKENS: Final = 2**13  # decoded in a few milliseconds
+MAX_WRITTEN_BYTES: Final = 2**21  # of one value that a template may write as JSON; half of the longest body
 UNKNOWN_CONTEXT: Final = 2**17  # tokens; assumed by /tokenize while no target is connected
 
 T = TypeVar("T")
@@ -207,6 +209,7 @@ class PromptCodec:
         for message in messages:
             self._check_length(message["content"], "messages", max_model_len)
         check_schemas(tools or ())
+        _check_written("chat_template_kwargs", extra)
         told = [each.model_dump(exclude_none=True) for each in tools or ()] or None
         text = self._template.render(messages, told, opens, continues, extra)
         self._check_length(text, "messages", max_model_len)
@@ -251,6 +254,7 @@ def _template_call(message: int, index: int, call: ToolCall) -> dict[str, Any]:
         raise RequestError(str(error), name) from error
     if not isinstance(arguments, dict):
         raise RequestError(f"{name} must be a JSON object", name)
+    _check_written(name, arguments)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
@@ -259,3 +263,11 @@ def _checked_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:
         if name in RESERVED_KWARGS:
             raise RequestError(f"chat_template_kwargs must not set {name}", "chat_template_kwargs")
     return given
+
+
+def _check_written(name: str, value: Any) -> None:
+    """Check what a template may write as JSON, which holds Python's lock to its end. Raises: RequestError."""
+    try:
+        check_size(value, MAX_WRITTEN_BYTES)
+    except ValueError as error:
+        raise RequestError(f"{name} {error}", name) from error
