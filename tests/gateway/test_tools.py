@@ -155,6 +155,24 @@ def test_what_a_template_would_write_slowly_is_refused_before(slow: list[float],
     codec.close()
 
 
+def test_half_of_a_surrogate_pair_in_a_tool_or_in_arguments_is_refused(tokenizer: Any) -> None:
+    able = deepcopy(tokenizer)
+    able.chat_template = HERMES_TEMPLATE + "{{ mine }}"
+    codec = PromptCodec(able, (257,))
+    call = {"function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"\udfff": 1}}}
+    messages = [ChatMessage(**USER), ChatMessage.model_validate({"role": "assistant", "tool_calls": [call]})]
+    given: list[Any] = [
+        (messages, None, {}),
+        (messages[:1], [FunctionTool.model_validate(tool)], {}),
+        (messages[:1], None, {"mine": "\ud800"}),
+    ]
+    for asked, tools, extra in given:
+        with pytest.raises(RequestError, match="tools and chat_template_kwargs must be valid Unicode text"):
+            codec._encode_chat(asked, tools, True, False, extra, 2**20)
+    codec.close()
+
+
 def test_arguments_stream_as_they_come() -> None:
     tool_reader = reader()
     assert not tool_reader.feed('<tool_call>{"name": "f"', is_last=False).calls

@@ -48,7 +48,7 @@ class ChatTemplate:
         """
         render = self._tokenizer.apply_chat_template
         try:
-            return str(
+            text = str(
                 self._within_limit(
                     lambda: render(
                         list(messages),
@@ -69,6 +69,8 @@ class ChatTemplate:
         except Exception as error:
             why = shortened(str(error)) or type(error).__name__
             raise RequestError(f"the chat template refused the messages: {why}", "messages") from error
+        _check_characters(text)
+        return text
 
     def _within_limit(self, work: Callable[[], Any]) -> Any:
         """Effects: Python calls back on each line of the template, which is what can end an endless loop."""
@@ -97,3 +99,12 @@ class ChatTemplate:
             return trace
 
         return trace
+
+
+def _check_characters(text: str) -> None:
+    """Raises: RequestError for half of a surrogate pair: JSON can spell one, and no tokenizer takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        where = "the messages, the arguments of their calls, tools and chat_template_kwargs"
+        raise RequestError(f"{where} must be valid Unicode text", "messages") from error
