@@ -10,7 +10,7 @@ GrammarKind = Literal["json", "regex", "choice", "grammar"]
 
 MAX_GRAMMAR_BYTES: Final = 2**15  # of the text, in UTF-8; compiling takes the square of it at worst
 QUICK_DIGITS: Final = 400  # an integer of more takes longer to be written than a text: the square of its digits
-MAX_FLOATS: Final = 4096  # of a few bytes each; but to write one takes microseconds
+MAX_FLOATS: Final = 2**14  # of a few bytes each, but to write so many takes 25 ms
 
 
 @dataclass(frozen=True, slots=True)
