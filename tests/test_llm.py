@@ -535,6 +535,8 @@ def test_the_tokenizer_has_vllms_name_too() -> None:
         assert llm.get_tokenizer() is llm.tokenizer
 
 
-def test_a_share_of_memory_is_refused_with_what_bounds_it_here() -> None:
+def test_what_vllm_sets_here_and_starspec_elsewhere_is_refused_with_the_place() -> None:
     with pytest.raises(ConfigError, match="memory is bounded by max_num_seqs and max_model_len here"):
         LLM(TARGET, gpu_memory_utilization=0.9)
+    with pytest.raises(ConfigError, match="LLM: seed: draws belong to a request here: give the seed to SamplingParams"):
+        LLM(TARGET, seed=1)

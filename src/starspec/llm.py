@@ -56,6 +56,10 @@ from starspec.wire.messages import EngineOutput, PromptLogprob, RequestSpec
 
 DEFAULTS = TargetConfig()
 DEFAULT_DTYPE = ModelConfig(model="").dtype
+ELSEWHERE = {  # options of vLLM's, and what to give instead
+    "gpu_memory_utilization": "memory is bounded by max_num_seqs and max_model_len here: give those",
+    "seed": "draws belong to a request here: give the seed to SamplingParams",
+}
 
 
 class LLM:
@@ -382,12 +386,9 @@ def _model_config(model: str, max_num_seqs: int, options: Mapping[str, Any]) -> 
             f"LLM: dtype 'auto': starspec does not take it from the checkpoint; leave it out for {DEFAULT_DTYPE}, or"
             f" say another: {', '.join(each for each in get_args(Dtype) if each != DEFAULT_DTYPE)}"
         )
-    if "gpu_memory_utilization" in options:
-        raise ConfigError(
-            "LLM: gpu_memory_utilization: memory is bounded by max_num_seqs and max_model_len here: give those, and"
-            " leave it out"
-        )
     for name in options:
+        if name in ELSEWHERE:
+            raise ConfigError(f"LLM: {name}: {ELSEWHERE[name]}, and leave it out")
         if name not in names:
             raise ConfigError(f"LLM: unknown option '{name}'{nearest(name, names)}")
     return build(ModelConfig, {"model": model, "num_rows": max_num_seqs, **options}, "LLM")

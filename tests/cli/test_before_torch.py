@@ -35,6 +35,8 @@ NO_ROOM = "--max-tokens 2048 leaves no room for a prompt in this model's context
 NO_CUDA = "device 'cuda:99' is not there"
 NO_WEIGHTS = "has no weights to quantize to int4: give quantization none, as with --draft-quantization none"
 
+STAGE = ("stage", "--target", "HERE/small", "--layers", "0:1", "--listen", "tcp://127.0.0.1:0")
+
 LINES = {
     "generate: target": (("generate", "hi", "--target", "/nowhere"), NOWHERE),
     "generate: draft": (("generate", "hi", *LOST_DRAFT), NOWHERE),
@@ -106,6 +108,14 @@ LINES = {
     "stage: layers": (
         ("stage", "--target", "HERE/long", "--layers", "0:9", "--listen", "tcp://127.0.0.1:0"),
         "layers 0:9 do not exist: the model has layers 0:2",
+    ),
+    "stage: no keys for the next": (
+        (*STAGE, "--next", "tcp://10.0.0.1:7900"),
+        "the stage would connect to the next at 10.0.0.1 without keys",
+    ),
+    "stage: itself as the next": (
+        (*STAGE[:-1], "tcp://127.0.0.1:9", "--next", "tcp://127.0.0.1:9"),
+        "--next tcp://127.0.0.1:9 is this stage itself",
     ),
     "stage: no range": (
         ("stage", "--target", "HERE/small", "--layers", "1;2", "--listen", "tcp://127.0.0.1:0"),

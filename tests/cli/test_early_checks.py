@@ -13,8 +13,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from starspec.config import MAX_DRAFT_TOKENS
-from starspec.errors import ConfigError, VocabularyMismatch
+from starspec.errors import ConfigError, ModelError, VocabularyMismatch
 from starspec.llm import LLM
+from starspec.models.loading.checks import find_models
 from starspec.models.loading.config_json import declared_cache_numbers
 from starspec.models.synthetic.runner import SyntheticRunner
 from starspec.wire.keys import generate_keys
@@ -320,6 +321,7 @@ OF_FILES = {  # commands that take so many prompts; FILE has two
     "bench shard": ("bench", "shard", *PAIR, "--num-prompts", "3", "--dataset", "FILE"),
     "bench vllm": ("bench", "vllm", *PAIR, "--num-prompts", "3", "--dataset", "FILE"),
     "bench relaxed": ("bench", "relaxed", *PAIR, "--num-problems", "3", "--dataset", "FILE"),
+    "bench relaxed in small": ("bench", "relaxed", *PAIR, "--num-problems", "3", "--quick", "--dataset", "FILE"),
 }
 
 
@@ -390,6 +392,28 @@ def test_weights_that_are_not_all_there_are_noticed_at_once(
     assert said in outcome.err
     assert outcome.code == 2
     assert not (tmp_path / "head").exists()
+
+
+STUBS = {  # of a tokenizer's file, and what is said of it
+    "a pointer": (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS, not the file itself"),
+    "cut short": (b'{"version": "1.0", "model": {"vocab": {"a"', "is not whole: "),
+}
+
+
+@pytest.mark.parametrize("stub", STUBS)
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizer_that_is_not_all_there_is_noticed_at_once(name: str, stub: str, unreadable: str, tmp_path) -> None:
+    shutil.copytree(unreadable, tmp_path / "model")
+    content, said = STUBS[stub]
+    (tmp_path / "model" / name).write_bytes(content)
+    with pytest.raises(ModelError, match=f"{name}' {said}"):
+        find_models(str(tmp_path / "model"))
+
+
+def test_a_stub_beside_a_good_tokenizer_is_left_alone(unreadable: str, tmp_path: Path) -> None:
+    shutil.copytree(unreadable, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.model").write_bytes(STUBS["a pointer"][0])
+    find_models(str(tmp_path / "model"))
 
 
 def test_a_target_in_stages_needs_no_weights(starspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

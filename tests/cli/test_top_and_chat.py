@@ -187,6 +187,12 @@ def test_a_gateway_that_is_not_there_is_one_sentence(command: str, starspec: Cal
     assert outcome.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("seed", ["-1", str(2**63)])
+def test_a_seed_of_a_chat_has_the_bounds_that_generate_has(seed: str, starspec: Callable[..., Any]) -> None:
+    outcomes = [starspec("chat", "--seed", seed), starspec("generate", "hi", "--target", "synthetic:", "--seed", seed)]
+    assert [outcome.err for outcome in outcomes] == [f"starspec: --seed must be in [0, 2**63), got {seed}\n"] * 2
+
+
 @pytest.mark.parametrize("command", ["top", "chat"])
 def test_a_wrong_key_is_one_sentence(command: str, gateway: Any, starspec: Callable[..., Any]) -> None:
     canned, url = gateway

@@ -16,6 +16,7 @@ from starspec.cli.files import JsonFile, PngFile, check_different, check_enough
 from starspec.cli.measuring import Quick, measuring, publish
 from starspec.config import TargetConfig, read_calibration
 from starspec.config.option import MEASURE
+from starspec.harness.datasets import spread
 from starspec.harness.model_pair import ModelPair
 from starspec.models.loading.locate import announced_name
 from starspec.models.resolve import draft_name, resolve_draft
@@ -58,12 +59,12 @@ def relaxed(
     Each figure has its 95% interval. Exits 1 if tau = 0, which is strict, changed a token of plain decoding. Ctrl-C
     stops measuring; the results so far are shown and saved.
     """
-    is_number_given = plan.num_problems is not None
-    plan = plan.in_small() if quick else plan
     check_different(dataset)
     problems = read_problems(dataset or [], plan.num_asked)
-    if is_number_given:
-        check_enough(plan.num_asked, by_task(problems), "--num-problems")
+    check_enough(plan.num_problems, by_task(problems), "--num-problems")
+    if quick:
+        plan = plan.in_small()
+        problems = [each for some in by_task(problems) for each in spread(some, plan.num_asked)]
     check_may_run(problems, run_generated_code)
     calibration = read_calibration(target.relaxed_thresholds)
     models.find()

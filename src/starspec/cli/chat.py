@@ -22,6 +22,7 @@ HELP: Final = """\
 PROMPT: Final = "> "
 INDENT: Final = "  "
 NEW_LINE: Final = "\n"
+SEEDS: Final = 2**63
 THINKS: Final = "<think>"
 ANSWERS: Final = "</think>"
 
@@ -96,6 +97,8 @@ def chat(
     """
     if not math.isfinite(temperature):
         raise ConfigError(f"--temperature must be at least 0 and finite, got {temperature}")
+    if seed is not None and not 0 <= seed < SEEDS:
+        raise ConfigError(f"--seed must be in [0, 2**63), got {seed}")  # as `generate` says it
     client = GatewayClient(url, api_key)
     conversation = Conversation(_chosen(model, client.models()), max_tokens, temperature, seed)
     is_terminal = sys.stdin.isatty()

@@ -43,8 +43,8 @@ from starspec.hub import checks as hub_checks
 from starspec.models.loading.checks import check_layers, check_settings, find_pair
 from starspec.models.loading.transformers_calls import hide_torch
 from starspec.models.resolve import resolve_draft
+from starspec.stages import checks as stage_checks
 from starspec.tracing import Tracer
-from starspec.wire.callers import keys_to_listen
 
 TARGET_MODEL = ("model", "dtype", "device", "numerics", "max_model_len", "num_threads")
 DRAFT_MODEL = ("dtype", "device", "max_model_len", "num_threads", "num_rows", "kv_budget_bytes")
@@ -208,7 +208,7 @@ def _check(config: ServerConfig) -> None:
             find_pair(config.model.model)
             check_settings(config.model, are_read=not config.target.pipe.stages)
         case StageProcess(stage=stage):
-            keys_to_listen("stage", stage.keys, stage.host, stage.port, stage.insecure)
+            stage_checks.check_addresses(stage)
             find_pair(config.model.model)
             check_layers(config.model.model, stage.layers)
             check_settings(config.model)

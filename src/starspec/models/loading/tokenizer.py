@@ -15,12 +15,12 @@ from starspec.ids import BadWords
 from starspec.json_text import parse_json
 from starspec.models.loading.config_json import check_config_json, read_config
 from starspec.models.loading.locate import is_synthetic, locate
+from starspec.models.loading.tokenizer_files import TOKENIZER_FILES, check_tokenizer_files
 from starspec.models.loading.transformers_calls import as_model_error, first_line, import_config_checks
 from starspec.quoting import quoted
 
 Vocabulary = Mapping[str, int]
 
-TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")  # of a conversation's messages
 # a chat template is a program, and a conversation can make it fail in many ways
 TEMPLATE_ERRORS: Final = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
@@ -37,6 +37,7 @@ def load_tokenizer(model: str) -> Any:
 
         return synthetic_tokenizer(model)
     folder = locate(model)
+    check_tokenizer_files(model, folder)
     from transformers import AutoTokenizer  # noqa: PLC0415 (a second to import, and synthetic models do without)
 
     # transformers may accept wrong settings here and fail over them later, when it loads the weights
