@@ -301,6 +301,7 @@ LINES = {
         "--context takes prompts of any length",
     ),
     "bench length: draft": (("bench", "length", *LOST_DRAFT), NOWHERE),
+    "bench length: category": (("bench", "length", *PAIR, "--categories", "nosuch"), "there is no 'nosuch' among the"),
     "bench length: head": (("bench", "length", *TARGET, "--head", "/nowhere"), NOWHERE),
     "bench length: prompts": (("bench", "length", *PAIR, *DATASET), NO_FILE),
     "bench relaxed: draft": (("bench", "relaxed", *LOST_DRAFT, "--dataset", "HERE/graded.jsonl"), NOWHERE),

@@ -73,10 +73,10 @@ TOO_LARGE = {  # commands whose model's cache is larger than the memory; MODEL i
 
 @pytest.fixture(scope="session")
 def unreadable(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of a model with a config and a tokenizer, and with a file in the place of its weights."""
+    """Folder of a model with a config and a tokenizer, and with a file without tensors in the place of its weights."""
     folder = tmp_path_factory.mktemp("models") / "unreadable"
     save_with_tokenizer(make_model(max_position_embeddings=4096), folder)
-    (folder / "model.safetensors").write_bytes(b"these are not weights")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return str(folder)
 
 
@@ -414,6 +414,27 @@ def test_a_stub_beside_a_good_tokenizer_is_left_alone(unreadable: str, tmp_path:
     shutil.copytree(unreadable, tmp_path / "model")
     (tmp_path / "model" / "tokenizer.model").write_bytes(STUBS["a pointer"][0])
     find_models(str(tmp_path / "model"))
+
+
+NO_WEIGHTS = {  # what may be in the place of weights, and what is said of it
+    "nothing": (b"", "is cut short, within its head"),
+    "the first bytes": ((500).to_bytes(8, "little") + b'{"weight"', "is cut short, within its head"),
+    "a page": (b"<html><body>404 Not Found</body></html>", "is not a .safetensors file"),
+    "no JSON": ((2).to_bytes(8, "little") + b"ab", "is not a .safetensors file"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_WEIGHTS)
+@pytest.mark.parametrize("of_head", [False, True])
+def test_what_is_in_the_place_of_weights_is_noticed_at_once(kind: str, of_head: bool, starspec, tmp_path: Path) -> None:
+    content, said = NO_WEIGHTS[kind]
+    save_with_tokenizer(make_model(), tmp_path)
+    if of_head:
+        (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}')
+    (tmp_path / "model.safetensors").write_bytes(content)
+    outcome = starspec("generate", "Hello", "--target", "synthetic:", "--draft", str(tmp_path))
+    assert f"model.safetensors' {said}; get it again" in outcome.err
+    assert outcome.code == 2
 
 
 def test_a_target_in_stages_needs_no_weights(starspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

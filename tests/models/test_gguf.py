@@ -181,6 +181,20 @@ def test_a_file_that_would_be_read_in_part_is_refused(tmp_path, cache, options, 
         converted_folder(path)
 
 
+@pytest.mark.parametrize("size", [4, 20, 500, -1])
+def test_a_file_that_is_cut_short_is_called_so(tmp_path, cache, size):
+    path = write_gguf(tmp_path / "tiny.gguf")
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ModelError, match=r"'tiny.gguf' cannot be converted: it is not a \.gguf file, or cut short"):
+        converted_folder(path)
+
+
+def test_a_pointer_of_git_lfs_is_called_so(tmp_path, cache):
+    (tmp_path / "tiny.gguf").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n")
+    with pytest.raises(ModelError, match=r"tiny\.gguf' is a pointer of Git LFS, not the weights"):
+        converted_folder(tmp_path / "tiny.gguf")
+
+
 @pytest.mark.parametrize("kind", [CONTROL, gguf.TokenType.UNKNOWN, USER_DEFINED])
 def test_tokens_outside_the_byte_alphabet_keep_their_ids(tmp_path, cache, kind):
     bars = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"]  # DeepSeek's

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from starspec.bench.length.categories import by_category
 from starspec.bench.length.real_plan import RealPlan
 from starspec.cli.binder import bound, take
 from starspec.cli.files import Datasets, JsonFile, PngFile, prompt_files
@@ -69,6 +70,7 @@ def length(
     if synthetic:
         raise ConfigError("--synthetic is without models: leave --target, --draft and --head out, or leave it out")
     files = dict(zip(_names_of(dataset), prompt_files(dataset), strict=True))
+    by_category(files, plan.categories)  # an unknown name is refused before torch is imported
     for each in drafters.values():
         each.find()
     if head and pair.method == "draft_model":  # or a head whose config.json says it not

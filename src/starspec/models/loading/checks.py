@@ -21,7 +21,7 @@ from starspec.models.loading.config_json import (
 from starspec.models.loading.locate import is_synthetic, locate
 from starspec.models.loading.tokenizer import check_vocabulary_files
 from starspec.models.loading.tokenizer_files import check_tokenizer_files
-from starspec.models.loading.weight_files import check_weights, declared_weights
+from starspec.models.loading.weight_files import check_weights, check_whole, declared_weights
 from starspec.models.synthetic.spec import check_weightless, parse_synthetic
 
 NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -33,8 +33,8 @@ def find_models(*models: str | None) -> None:
 
     Args:
         models: targets, drafts and heads; None and "" = not given.
-    Raises: ModelError if one is missing, its config.json is not a config or its tokenizer's files are not whole;
-        ConfigError for a synthetic model with an unknown parameter.
+    Raises: ModelError if one is missing, its config.json is not a config, or the files of its tokenizer or, of a head,
+        of its weights are not whole; ConfigError for a synthetic model with an unknown parameter.
     Effects: downloads a hub id and converts a .gguf file, with a progress bar, unless that has been done.
     """
     for model in dict.fromkeys(each for each in models if each):
@@ -43,6 +43,8 @@ def find_models(*models: str | None) -> None:
         else:
             check_config_json(model, locate(model))
             check_tokenizer_files(model, locate(model))
+            if looks_like_a_head(model):
+                check_whole(model, sorted(locate(model).glob("model*.safetensors")))
 
 
 def check_settings(*configs: ModelConfig | None, are_read: bool = True) -> None:

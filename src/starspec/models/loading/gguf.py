@@ -25,7 +25,8 @@ from starspec.models.loading.gguf_tokenizer import (
     check_tokenizer,
     read_vocabulary,
 )
-from starspec.models.loading.transformers_calls import as_model_error
+from starspec.models.loading.transformers_calls import as_model_error, first_line
+from starspec.models.loading.weight_files import check_weight_files
 
 CONVERSION: Final = 4  # its version: a change that makes other folders of the same files raises it
 TURN_ENDS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -58,6 +59,7 @@ def converted_folder(gguf: Path) -> Path:
     Raises: ModelError if the file cannot be read, or if transformers cannot convert its architecture.
     """
     path = gguf.resolve()
+    check_weight_files(gguf.name, [path])
     stat = path.stat()
     key = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0{CONVERSION}".encode()).hexdigest()[:16]
     folder = cache_folder() / "gguf" / f"{path.stem}-{key}"
@@ -78,13 +80,13 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
         advance: called at the beginning of each of the three steps.
     Raises: ModelError if the file cannot be read, if only a part of it would be, or if the result differs from it.
     """
-    import torch  # noqa: PLC0415 (slow to import, and a converted model needs none of this)
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # noqa: PLC0415
-
     source = str(gguf.parent)
     # transformers draws its bars on whatever sys.stderr is; our bar keeps the real one
     with as_model_error(f"'{gguf.name}' cannot be converted"), contextlib.redirect_stderr(io.StringIO()):
         facts = read_facts(gguf)
+        import torch  # noqa: PLC0415 (slow to import, and a converted model needs none of this)
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # noqa: PLC0415
+
         advance("reading the tokenizer")
         if facts.vocabulary.kind == "gpt2":
             tokenizer = byte_level_tokenizer(facts.vocabulary, gguf.name)
@@ -127,12 +129,15 @@ class GgufFacts:
 def read_facts(gguf: Path) -> GgufFacts:
     """Read what transformers ignores.
 
-    Raises: ValueError if the file is one of several parts, has no tokenizer, names an end of turn that is not a token,
-        or has rotary settings that are not supported.
+    Raises: ValueError if the file is not whole, if it is one of several parts, has no tokenizer, names an end of turn
+        that is not a token, or has rotary settings that are not supported.
     """
     from gguf import GGUFReader  # noqa: PLC0415 (a converted model needs none of this)
 
-    reader = GGUFReader(gguf)
+    try:
+        reader = GGUFReader(gguf)
+    except (ValueError, IndexError, KeyError, OverflowError, UnicodeError) as error:  # NumPy's, where the file ends
+        raise ValueError(f"it is not a .gguf file, or cut short ({first_line(error)}); get it again") from error
 
     def value(name: str) -> Any:
         field = reader.get_field(name)

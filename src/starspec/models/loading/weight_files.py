@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -16,20 +16,28 @@ NO_HEAD: Final = (ValueError, TypeError, AttributeError, LookupError, RecursionE
 
 
 def check_weights(model: str, folder: Path) -> None:
-    """Check that the weights of a model are there, and that no download of them was cut short.
-
-    Files that are something else pass: whoever reads them says what they are.
-
-    Raises: ModelError.
-    """
+    """Check that the weights of a model are there, and as `check_whole`. Raises: ModelError."""
     names = _names_of(folder)
     for name in names:
         if not (folder / name).exists():
             raise ModelError(f"the weights of '{model}' cannot be read: there is no file {name} in its folder")
-    files = [folder / name for name in names]
+    check_whole(model, [folder / name for name in names])
+
+
+def check_whole(model: str, files: Sequence[Path]) -> None:
+    """Check that .safetensors files can be read, are what they are named for, and that no download was cut short.
+
+    What their heads say passes, if it is JSON: whoever reads the tensors says what is wrong with it.
+
+    Raises: ModelError.
+    """
     check_weight_files(model, files)
     for file in files:
-        if (missing := _num_missing(file)) > 0:
+        try:
+            missing = _num_missing(file)
+        except ValueError as error:
+            raise ModelError(f"the weights of '{model}' cannot be read: '{file}' {error}; get it again") from error
+        if missing > 0:
             raise ModelError(f"the weights of '{model}' are cut short: '{file}' lacks {missing} bytes; get it again")
 
 
@@ -68,14 +76,21 @@ def _names_of(folder: Path) -> list[str]:
 
 
 def _num_missing(file: Path) -> int:
-    """Bytes of tensors that a file announces and does not have; 0 if it is not what it is called."""
+    """Bytes that a file announces and does not have; below 1 if it has all, or if its head says something else.
+
+    Raises: ValueError that says what is wrong with the file, if it has no head.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        begins = 8 + int.from_bytes(opened.read(8), "little")
+    if size < 8 or size < begins <= MAX_HEAD_BYTES:
+        raise ValueError("is cut short, within its head")
     try:
-        head = _head_of(file)
-        announced = max((each["data_offsets"][1] for each in head.values()), default=0)
-        with file.open("rb") as opened:
-            begins = 8 + int.from_bytes(opened.read(8), "little")
-        return int(begins + announced - file.stat().st_size)
-    except (OSError, *NO_HEAD):
+        announced = max((each["data_offsets"][1] for each in _head_of(file).values()), default=0)
+        return int(begins + announced - size)
+    except ValueError as error:
+        raise ValueError("is not a .safetensors file") from error
+    except (TypeError, AttributeError, LookupError, RecursionError):
         return 0
 
 
