@@ -9,6 +9,10 @@ from toy import WordTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from starspec.engine.detokenize import MAX_PENDING, UNFINISHED, Decodes, Detokenizer
+from starspec.engine.sequence import TargetSequence
+from starspec.ids import LOCAL, RequestId, RequestKey
+from starspec.sampling.spec import SamplingSpec
+from starspec.wire.messages import RequestSpec, TokenLogprob
 
 TOKENIZER = WordTokenizer()
 
@@ -224,6 +228,22 @@ def test_offsets_rise_within_the_text_whatever_the_tokens_are(
     detokenizer.finish()
     assert offsets == sorted(offsets)
     assert detokenizer.next_offset <= len(detokenizer.text)
+
+
+def test_log_probabilities_have_the_offset_of_the_character_that_their_token_continues() -> None:
+    detokenizer, spec = Detokenizer(TOKENIZERS["byte level"], [0x61]), RequestSpec([0x61], SamplingSpec(), max_tokens=9)
+    sequence = TargetSequence(
+        RequestKey(LOCAL, RequestId("a")),
+        spec,
+        max_len=10,
+        eos_token_ids=(),
+        detokenizer=detokenizer,
+        arrived_s=0.0,
+    )
+    token_ids = (256, 0xA5, 0x62)  # a space and two bytes of a character, its last byte, a letter
+    added = sequence.extend(token_ids, [TokenLogprob(token_id, -0.5, []) for token_id in token_ids])
+    assert detokenizer.text == " 日b"
+    assert [each.text_offset for each in added.logprobs] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("name", "letter"), [("byte level", ord("a")), ("byte fallback", 257)])

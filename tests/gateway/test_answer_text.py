@@ -75,3 +75,12 @@ async def test_no_offset_is_behind_the_text_that_a_stop_string_cut(gateway: Any)
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert joined(chunks, name) == whole["logprobs"][name]
     assert "".join(chunk["text"] for chunk in chunks) == "go "
+
+
+@pytest.mark.parametrize("before", ["", "x", "xy"])
+async def test_text_that_was_held_back_has_the_offsets_of_the_whole_reply(gateway: Any, before: str) -> None:
+    """Each round ends elsewhere in what may have begun a stop string."""
+    gateway.target.answer = gateway.target._encode(f"{before}go home now")
+    (whole,), (chunks,) = await choices_of(gateway, prompt="hi", logprobs=0, stop=["homes"])
+    assert whole["text"] == f"{before}go home now"
+    assert whole["logprobs"]["text_offset"] == [*range(len(whole["text"]))] == joined(chunks, "text_offset")

@@ -102,6 +102,15 @@ def test_the_fused_path_decodes_what_generate_does(name):
     assert decode_greedily(runner, ids, 30) == generate(plain, ids, 30)
 
 
+def test_the_probe_tries_the_linears_and_nothing_else_that_has_a_matrix(plain, runner):
+    """Embeddings, norms of queries and keys, routers and experts have matrices too, and are no linears."""
+    linears = [each for each in plain.modules() if isinstance(each, torch.nn.Linear)]
+    assert [each.in_features for each in runner.step_linears] == [each.in_features for each in linears]
+    for tried, own in zip(runner.step_linears, linears, strict=True):
+        x = torch.randn(3, own.in_features)
+        torch.testing.assert_close(tried.call(x), own(x), **TOLERANCE)
+
+
 PROMPTS = [tokens(30, seed=3), tokens(4, seed=4) * 6, tokens(1), tokens(24, seed=5)]
 NUM_TOKENS = 14  # of an answer: more than a window, so that even the shortest context goes beyond it
 

@@ -22,7 +22,7 @@ from starspec.config import ModelConfig
 from starspec.errors import ConfigError, ModelError
 from starspec.models.loading.cached_folder import made_once
 from starspec.models.loading.gguf import LLAMA3, GgufFacts, apply, converted_folder
-from starspec.models.loading.gguf_tokenizer import GgufVocabulary
+from starspec.models.loading.gguf_tokenizer import GgufVocabulary, check_tokenizer
 from starspec.models.loading.load import load_runner, load_stage
 from starspec.models.loading.locate import locate
 from starspec.models.loading.tokenizer import load_tokenizer
@@ -274,6 +274,40 @@ def test_scores_of_gemma_27b_have_a_scale_that_no_file_states(config_class, num_
     )
     apply(GgufFacts(vocabulary, (), {}, {}, None), SimpleNamespace(config=config))
     assert config.query_pre_attn_scalar == scalar
+
+
+class Converted:
+    """A tokenizer as transformers may make it of a file with the tokens a, b and <s>, of which <s> is BOS."""
+
+    def __init__(self, *, tokens=("a", "b", "<s>"), bos_token_id=2, more=()):
+        self._tokens = tokens
+        self.bos_token_id = bos_token_id
+        self._more = more
+
+    def convert_ids_to_tokens(self, token_ids):
+        return [self._tokens[token_id] for token_id in token_ids]
+
+    def get_vocab(self):
+        return {token: token_id for token_id, token in enumerate([*self._tokens, *self._more])}
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_rows", "difference"),
+    [
+        ({}, 4, "it has 3 tokens, but its embedding has 4 rows"),
+        ({"tokens": ("a", "<s>", "b")}, 3, "token 1 is 'b' in the file and '<s>' in the converted tokenizer"),
+        ({"more": ["<pad>"]}, 3, "the converted tokenizer has a token 3, '<pad>', behind the file's last one"),
+        ({"bos_token_id": 1}, 3, "its bos_token has id 2 in the file and 1 in the converted tokenizer"),
+        ({"bos_token_id": None}, 3, "its bos_token has id 2 in the file and None in the converted tokenizer"),
+    ],
+)
+def test_a_converted_tokenizer_that_is_not_the_files_is_refused_with_the_first_difference(
+    changes, num_rows, difference
+):
+    vocabulary = GgufVocabulary("gpt2", None, ["a", "b", "<s>"], [], [], {"bos_token": 2}, None, None, None, None)
+    check_tokenizer(vocabulary, Converted(), 3)
+    with pytest.raises(ValueError, match=difference):
+        check_tokenizer(vocabulary, Converted(**changes), num_rows)
 
 
 @pytest.mark.parametrize("adds_space", [None, True, False])
