@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from starspec.bench.star import async_pair, measure, serving, tables
+from starspec.bench.star import async_pair, measure, real_star, serving, tables
 from starspec.bench.star import operating_point as point
 from starspec.bench.star import serving as stolen_time
 from starspec.bench.star.async_pair import (
@@ -26,6 +26,9 @@ from starspec.bench.star.serving import ServedTurn, StolenTime
 from starspec.bench.star.traces import GIVEN_UP, HUB, STEP, VERIFY, read_trace
 from starspec.config import HubConfig, ModelConfig
 from starspec.harness.datasets import own_prompts
+from starspec.harness.provenance import collect_provenance
+from starspec.harness.report import Report
+from starspec.harness.table import Table
 from starspec.models.synthetic.spec import parse_synthetic
 from starspec.stats import HubStats
 
@@ -243,6 +246,26 @@ def test_the_papers_words_mean_what_they_mean_in_its_table() -> None:
     )
     assert (row.t_wait_ms, row.wait_ms) == pytest.approx((0.5, 13.1)), "queueing in the buffer; the response time"
     assert (row.t_idle_ms, row.t_idle_iteration_ms, row.t_idle_s) == pytest.approx((4.0, 8.0, 0.16))
-    printed = {column.title for column in tables.TABLE_1}
-    assert {"T_wait", "T_idle", "T_idle of eq. 9", "in all, s", "in paper"} <= printed
     assert (row.paper_t_wait_ms, row.paper_t_idle_ms) == (0.5, 9.8)
+    _, beside, *_ = tables.blocks(Report(collect_provenance({}), [row], {}, {"slow_motion": 1.0}))
+    assert isinstance(beside, Table)
+    printed = [(column.title, column.cell(beside.rows[0])) for column in beside.columns]
+    first = printed.index(("T_wait", "0.50"))
+    assert printed[first : first + 6] == [
+        ("T_wait", "0.50"),
+        ("in paper", "0.50"),
+        ("T_idle", "4.0"),
+        ("in paper", "9.8"),
+        ("T_idle of eq. 9", "8.0"),
+        ("in all, s", "0.2"),
+    ]
+
+
+def test_a_star_of_real_models_has_the_papers_words_too() -> None:
+    hub = HubStats(idle_per_request_s=0.004, idle_s=0.16, load=0.9)
+    hub.queue.add(0.0005)
+    times = TargetTimes(60, num_rounds=20, num_proposals=20, seconds=1.0, wait_s=0.0131, link_s=0.001)
+    turns = {(service, 1): [ServedTurn(hub, [times])] for service in real_star.SERVICES}
+    row = real_star._row(real_star.SINGLE, 1, turns, turns)
+    printed = {column.title: column.cell(row) for column in real_star.COLUMNS}
+    assert (printed["T_wait"], printed["T_idle"], printed["in all, s"]) == ("0.5", "4.0", "0.2")

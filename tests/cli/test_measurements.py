@@ -95,6 +95,9 @@ def test_doctor_prints_a_forecast_and_saves_it(starspec, tmp_path: Path) -> None
     assert "do not speculate, this draft does not pay here" in outcome.out  # a draft step takes 20 ms by default
     content = msgspec.json.decode(path.read_bytes())
     assert len(content["prospects"]) == 2
+    said = " ".join(outcome.out.split())
+    for each in content["prospects"]:
+        assert f"positions (beta, the sum of min(p, q), is {each['beta']:.0%})" in said
     assert content["times"]["verify_s"][0] >= 0.005
 
 
