@@ -41,6 +41,7 @@ HUB = HubStatus(
         t_s=Mean(0.0081, 1),
         num_targets=2,
         num_full=4,
+        num_max=6,
         num_tags=5,
     ),
 )
@@ -80,12 +81,14 @@ def test_eighty_columns_are_enough_for_every_name_and_number() -> None:
 def test_the_hub_shows_its_load_and_idle_time() -> None:
     text = " ".join(shown(StatusSnapshot((), HUB)).split())
     assert "toy-draft: load 63%, T_wait 0.5 ms, T_idle 9.8 ms a request, 4.2 s in all, t_s 8.1 ms" in text
-    assert "2 targets (N_full 4, N_max -), 5 tags" in text
+    assert "2 targets (N_full 4, N_max 6), 5 tags" in text
 
 
 def test_a_hub_that_runs_ahead_shows_what_that_saves() -> None:
     stats = HubStats(num_ahead_nodes=9, num_outcomes=10, num_hits=6, saved_s=3.21)
-    assert "60% hits ahead, 3.2 s saved" in shown(StatusSnapshot((), HubStatus("toy-draft", stats)))
+    text = " ".join(shown(StatusSnapshot((), HubStatus("toy-draft", stats))).split())
+    assert "60% hits ahead, 3.2 s saved" in text
+    assert "(N_full -, N_max -)" in text, "not known yet"
 
 
 def test_a_silent_process_shows_its_state() -> None:
