@@ -11,6 +11,7 @@ from transformers import (
     NemotronConfig,
     Phi3Config,
     Qwen2Config,
+    Qwen3Config,
     StableLmConfig,
 )
 
@@ -102,6 +103,15 @@ OF_FAMILIES = {
         of_gemma3,
     ),
     "qwen2": (Qwen2Config, {}, lambda writer: writer.add_layer_norm_rms_eps(1e-6)),
+    "qwen3": (
+        Qwen3Config,
+        {"head_dim": 128},  # of all published sizes; transformers reads no other one of a file
+        lambda writer: (
+            writer.add_layer_norm_rms_eps(1e-6),
+            writer.add_key_length(128),
+            writer.add_value_length(128),
+        ),
+    ),
     "phi3": (
         Phi3Config,
         {"pad_token_id": 0, "sliding_window": 8},
