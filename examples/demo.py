@@ -46,14 +46,14 @@ MAX_TOKENS = 96
 START_INTERVAL_S = 0.05  # between two prompts: in a fixed order, each target gets the same prompts in each pass
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 20}
-PROMPTS: list[tuple[str, dict[str, Any]]] = [
+PROMPTS: list[tuple[str, dict[str, Any]]] = [  # those with long answers first, so that each target gets as many of them
     ("Write a Python function that reverses the words of a sentence.", GREEDY),
-    ("Explain in three sentences why the sky is blue.", GREEDY),
     ("List five things to pack for a week in the mountains.", GREEDY),
     ("Rewrite as a polite e-mail: the report is late and I need it today.", GREEDY),
-    ("What is 17 times 24? Show each step.", GREEDY),
-    ("Summarise the story of Cinderella in four sentences.", GREEDY),
     ("Write a short poem about a lighthouse in winter.", SAMPLED),
+    ("Explain in three sentences why the sky is blue.", GREEDY),
+    ("Summarise the story of Cinderella in four sentences.", GREEDY),
+    ("What is 17 times 24? Show each step.", GREEDY),
     ("Invent a name and a slogan for a bakery run by robots.", SAMPLED),
 ]
 
