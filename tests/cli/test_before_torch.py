@@ -31,6 +31,7 @@ NO_HEAD = "is no EAGLE head, by its config.json: give a draft model as --draft"
 NO_MODEL = "is an EAGLE head, which drafts for a model: give it as the draft"
 SYNTHETIC = "synthetic model: unknown key 'vocabs'; did you mean 'vocab'?"
 TOO_LONG = "max_model_len 900000 is more than the 2048 tokens that"
+NO_TOKENIZER = "wordless' has no tokenizer that can be read: there is none of tokenizer.json, "
 NO_ROOM = "--max-tokens 2048 leaves no room for a prompt in this model's context of 2048 tokens"
 NO_CUDA = "device 'cuda:99' is not there"
 NO_WEIGHTS = "has no weights to quantize to int4: give quantization none, as with --draft-quantization none"
@@ -56,6 +57,31 @@ LINES = {
     "generate: no weights": (
         ("generate", "hi", "--target", "HERE/bare"),
         "bare' cannot be read: there is no file model.safetensors in its folder",
+    ),
+    "generate: an index of no weights": (
+        ("generate", "hi", "--target", "HERE/indexed"),
+        "indexed' cannot be read: there is no file model.safetensors in its folder",
+    ),
+    "up: an index of no weights": (
+        ("up", "HERE/indexed", "--port", "0"),
+        "indexed' cannot be read: there is no file model.safetensors in its folder",
+    ),
+    "generate: no tokenizer": (("generate", "hi", "--target", "HERE/wordless"), NO_TOKENIZER),
+    "up: no tokenizer": (("up", "HERE/wordless", "--port", "0"), NO_TOKENIZER),
+    "up: no tokenizer of the draft": (("up", "HERE/long", "--draft", "HERE/wordless", "--port", "0"), NO_TOKENIZER),
+    "target: no tokenizer": (
+        ("target", "--target", "HERE/wordless", "--port", "0", "--stages", "tcp://127.0.0.1:9"),
+        NO_TOKENIZER,
+    ),
+    "draft: no tokenizer": (("draft", "--draft", "HERE/wordless", "--port", "0"), NO_TOKENIZER),
+    "generate: no draft for a .gguf": (
+        ("generate", "hi", "--target", "HERE/any.gguf", "--draft", "/nowhere"),
+        NOWHERE,
+    ),
+    "up: no draft for a .gguf": (("up", "HERE/any.gguf", "--draft", "/nowhere", "--port", "0"), NOWHERE),
+    "gateway: no other model beside a .gguf": (
+        ("gateway", "--target", "HERE/any.gguf", "--also", "/nowhere", "--port", "0", "--hub", "tcp://127.0.0.1:9"),
+        NOWHERE,
     ),
     "bench pair: no weights of the draft": (
         ("bench", "pair", "--target", "synthetic:", "--draft", "HERE/bare"),
@@ -116,6 +142,26 @@ LINES = {
     "stage: itself as the next": (
         (*STAGE[:-1], "tcp://127.0.0.1:9", "--next", "tcp://127.0.0.1:9"),
         "--next tcp://127.0.0.1:9 is this stage itself",
+    ),
+    "stage: itself on all interfaces as the next": (
+        (*STAGE[:-1], "tcp://0.0.0.0:9", "--insecure", "--next", "tcp://localhost:9"),
+        "--next tcp://localhost:9 is this stage itself",
+    ),
+    "target: itself as the hub": (
+        ("target", *TARGET, "--port", "FREE", "--hub", "tcp://localhost:FREE"),
+        "is this target itself, which listens there: give the address of another",
+    ),
+    "target: itself as a stage": (
+        ("target", *TARGET, "--port", "FREE", "--stages", "tcp://127.0.0.1:9,tcp://127.0.0.1:FREE"),
+        "is this target itself",
+    ),
+    "gateway: itself as a target": (
+        (*GATEWAY[:-1], "tcp://127.0.0.1:FREE", "--port", "FREE"),
+        "is this gateway itself",
+    ),
+    "gateway: itself as the hub": (
+        (*GATEWAY, "--hub", "tcp://127.0.0.1:FREE", "--port", "FREE"),
+        "this gateway itself",
     ),
     "stage: no range": (
         ("stage", "--target", "HERE/small", "--layers", "1;2", "--listen", "tcp://127.0.0.1:0"),
@@ -374,20 +420,28 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     head, small = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}, {"hidden_size": 32}
     long = {"hidden_size": 32, "max_position_embeddings": 2048, "num_hidden_layers": 2}
     configs = {"broken": "{", "head": json.dumps(head), "small": json.dumps(small), "long": json.dumps(long)}
+    configs["wordless"] = configs["small"]
     configs["listed"] = json.dumps({**small, "rope_scaling": [2]})
     for folder, content in configs.items():
         (here / folder).mkdir()
         (here / folder / "config.json").write_text(content)
         (here / folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    (here / "bare").mkdir()
-    (here / "bare" / "config.json").write_text(configs["small"])
+        (here / folder / "tokenizer.json").write_text("{}")
+    (here / "wordless" / "tokenizer.json").unlink()
+    for folder in ("bare", "indexed"):
+        (here / folder).mkdir()
+        (here / folder / "config.json").write_text(configs["small"])
+    (here / "indexed" / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    (here / "any.gguf").write_bytes(b"")
     (here / "prompts.jsonl").write_text('{"turns": ["Hello"]}\n')
     (here / "graded.jsonl").write_text('{"turns": ["1 + 1?"], "reference": "#### 2"}\n')
     generate_keys(here / "keys")
     (here / "keys" / "gateway.public").write_text("no key")
     (here / "keys" / "hub.public").unlink()
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        named = {"HERE": str(here), "KEYS": str(here / "keys"), "TAKEN": str(taken.getsockname()[1])}
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        named = {"HERE": str(here), "KEYS": str(here / "keys"), "TAKEN": str(taken.getsockname()[1]), "FREE": port}
         lines = {name: [_filled(word, named) for word in words] for name, (words, _) in LINES.items()}
         command, given = [sys.executable, "-c", RUN_ALL], json.dumps(lines)
         done = subprocess.run(command, input=given, capture_output=True, text=True, check=True, cwd=here, timeout=120)
@@ -396,6 +450,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 def _filled(word: str, named: dict[str, str]) -> str:
     first, _, rest = word.partition("/")
+    if word.endswith(":FREE"):
+        return word.replace("FREE", named["FREE"])
     return str(Path(named[first]) / rest) if first in named and rest else named.get(word, word)
 
 

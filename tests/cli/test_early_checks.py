@@ -437,6 +437,24 @@ def test_what_is_in_the_place_of_weights_is_noticed_at_once(kind: str, of_head: 
     assert outcome.code == 2
 
 
+@pytest.mark.parametrize("files", ["pickled", "safetensors"])
+def test_a_head_that_only_the_method_names_is_not_checked_as_a_model(
+    files: str, starspec, unreadable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SafeAILab's EAGLE-1: the config.json of a small Llama, weights in pytorch_model.bin, and no tokenizer."""
+
+    def load(*_: object) -> None:
+        raise ConfigError("it is loaded")
+
+    monkeypatch.setattr(sys.modules["starspec.cli.serve"], "_load", load)
+    make_model(max_position_embeddings=64).save_pretrained(tmp_path)
+    if files == "pickled":
+        (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    words = ("draft", "--target", unreadable, "--draft", str(tmp_path), "--port", "0", "--max-model-len", "4096")
+    assert "it is loaded" in starspec(*words, "--spec-method", "eagle").err
+    assert "it is loaded" not in starspec(*words).err
+
+
 def test_a_target_in_stages_needs_no_weights(starspec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object) -> None:
         raise ConfigError("it is loaded")

@@ -40,7 +40,7 @@ from starspec.engine import checks as target_checks
 from starspec.errors import ConfigError
 from starspec.gateway import checks as gateway_checks
 from starspec.hub import checks as hub_checks
-from starspec.models.loading.checks import check_layers, check_settings, find_pair
+from starspec.models.loading.checks import check_layers, check_settings, find_models, find_pair
 from starspec.models.loading.transformers_calls import hide_torch
 from starspec.models.resolve import resolve_draft
 from starspec.stages import checks as stage_checks
@@ -204,6 +204,7 @@ def _check(config: ServerConfig) -> None:
             target_checks.keys_of(config.target)
             target_checks.check_stages(config.target)
             target_checks.check_hub(config.speculative)
+            target_checks.check_others(config.target, config.speculative)
             read_calibration(config.target.relaxed_thresholds)
             find_pair(config.model.model)
             check_settings(config.model, are_read=not config.target.pipe.stages)
@@ -216,6 +217,7 @@ def _check(config: ServerConfig) -> None:
             gateway_checks.keys_of(config.gateway)
             gateway_checks.check_names(config.gateway)
             gateway_checks.open_port(config.gateway.host, config.gateway.port).close()
+            find_models(*gateway_checks.models_of(config.gateway))
             for model in gateway_checks.models_of(config.gateway):
                 find_pair(model)
         case _:

@@ -75,6 +75,7 @@ class ModelConfig:
             form="memory",
         ),
     ] = None
+    is_head: bool = False  # an EAGLE head by its method: not every head's config.json says so
     fused: bool = True  # False: unmodified Hugging Face modules, the reference
     enforce_eager: bool = False  # True: no CUDA graphs
 

@@ -162,6 +162,7 @@ class SpeculativeConfig:
             device=self.device or base.device,
             numerics="fast",  # the last bits of a draft decide nothing
             max_model_len=self.max_model_len or base.max_model_len,
+            is_head=self.traits.reads_features,
         )
 
     @property

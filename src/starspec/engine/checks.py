@@ -12,6 +12,7 @@ from starspec.errors import ConfigError
 from starspec.wire.callers import keys_to_listen
 from starspec.wire.keys import Keys, load_keys, require_keys
 from starspec.wire.messages import Welcome
+from starspec.wire.own_address import check_not_own
 from starspec.wire.transports.sockets import host_of
 
 NO_HUB: Final = "a target server needs the hub's address: give --hub or remote.endpoint"
@@ -59,6 +60,15 @@ def check_hub(speculative: SpeculativeConfig | None) -> None:
     require_keys(host, keys, remote.insecure, "the target would connect to the hub at")
     if keys is not None:
         keys.public_key_of("hub")
+
+
+def check_others(config: TargetConfig, speculative: SpeculativeConfig | None) -> None:
+    """Check addresses that `check_stages` and `check_hub` have passed. Raises: ConfigError if one is this target's."""
+    hub = None if speculative is None else speculative.remote.endpoint
+    given = {"--hub": (hub,) if hub else (), "--stages": config.pipe.stages, "--spares": config.pipe.spares}
+    for flag, endpoints in given.items():
+        for endpoint in endpoints:
+            check_not_own(endpoint, config.host, config.port, flag, "this target")
 
 
 def why_unsuited(

@@ -11,6 +11,7 @@ from starspec.config.checks import check_name
 from starspec.errors import ConfigError
 from starspec.models.loading.locate import announced_name, folder_name
 from starspec.wire.keys import Keys, load_keys, require_keys
+from starspec.wire.own_address import check_not_own
 from starspec.wire.transports.sockets import host_of
 
 BACKLOG: Final = 1024  # connections that wait to be accepted
@@ -19,7 +20,8 @@ BACKLOG: Final = 1024  # connections that wait to be accepted
 def keys_of(config: GatewayConfig) -> Keys | None:
     """The keys of a gateway.
 
-    Raises: ConfigError for a missing target, a malformed address, bad keys, or an address that needs keys.
+    Raises: ConfigError for a missing target, a malformed address or the gateway's own, bad keys, or an address
+        that needs keys.
     """
     if not config.targets and config.hub is None:
         raise ConfigError(
@@ -28,9 +30,11 @@ def keys_of(config: GatewayConfig) -> Keys | None:
     keys = load_keys(config.keys, "gateway")
     for endpoint in config.targets:
         host = host_of(endpoint, "a target")
+        check_not_own(endpoint, config.host, config.port, "--endpoint", "this gateway")
         require_keys(host, keys, config.insecure, "the gateway would connect to the target at")
     if config.hub is not None:
         require_keys(host_of(config.hub, "the hub"), keys, config.insecure, "the gateway would connect to the hub at")
+        check_not_own(config.hub, config.host, config.port, "--hub", "this gateway")
     if keys is not None and config.targets:
         keys.public_key_of("target")
     if keys is not None and config.hub is not None:

@@ -18,9 +18,9 @@ from starspec.models.loading.config_json import (
     declared_layers,
     declared_length,
 )
-from starspec.models.loading.locate import is_synthetic, locate
+from starspec.models.loading.locate import is_synthetic, locate, names_a_file
 from starspec.models.loading.tokenizer import check_vocabulary_files
-from starspec.models.loading.tokenizer_files import check_tokenizer_files
+from starspec.models.loading.tokenizer_files import check_has_tokenizer, check_tokenizer_files
 from starspec.models.loading.weight_files import check_weights, check_whole, declared_weights
 from starspec.models.synthetic.spec import check_weightless, parse_synthetic
 
@@ -37,7 +37,7 @@ def find_models(*models: str | None) -> None:
         of its weights are not whole; ConfigError for a synthetic model with an unknown parameter.
     Effects: downloads a hub id and converts a .gguf file, with a progress bar, unless that has been done.
     """
-    for model in dict.fromkeys(each for each in models if each):
+    for model in sorted(dict.fromkeys(each for each in models if each), key=_is_slow_to_find):
         if is_synthetic(model):
             parse_synthetic(model)
         else:
@@ -45,6 +45,11 @@ def find_models(*models: str | None) -> None:
             check_tokenizer_files(model, locate(model))
             if looks_like_a_head(model):
                 check_whole(model, sorted(locate(model).glob("model*.safetensors")))
+
+
+def _is_slow_to_find(model: str) -> bool:
+    """Whether a name is that of a .gguf file, which is converted; whatever is wrong with other names is said before."""
+    return names_a_file(model) and model.endswith(".gguf")
 
 
 def check_settings(*configs: ModelConfig | None, are_read: bool = True) -> None:
@@ -60,10 +65,15 @@ def check_settings(*configs: ModelConfig | None, are_read: bool = True) -> None:
             check_weightless(config)
             continue
         check_there(config.device)
-        if not looks_like_a_head(config.model):
+        if not _is_head(config):
             check_context_length(config.model, config.max_model_len, _own_length(config))
             if are_read:
                 check_weights(config.model, locate(config.model))
+            check_has_tokenizer(config.model, locate(config.model))
+
+
+def _is_head(config: ModelConfig) -> bool:
+    return config.is_head or looks_like_a_head(config.model)
 
 
 def check_declared_caches(target: ModelConfig, num_targets: int, draft: ModelConfig | None) -> None:
@@ -83,7 +93,7 @@ def _declared_bytes(config: ModelConfig) -> int:
 
     Raises: ConfigError if the memory does not hold that cache alone.
     """
-    if is_synthetic(config.model) or config.device != "cpu" or looks_like_a_head(config.model):
+    if is_synthetic(config.model) or config.device != "cpu" or _is_head(config):
         return 0  # a head's cache has one layer
     num_numbers = declared_cache_numbers(locate(config.model))
     if not num_numbers:

@@ -15,7 +15,7 @@ from starspec.ids import BadWords
 from starspec.json_text import parse_json
 from starspec.models.loading.config_json import check_config_json, read_config
 from starspec.models.loading.locate import is_synthetic, locate
-from starspec.models.loading.tokenizer_files import TOKENIZER_FILES, check_tokenizer_files
+from starspec.models.loading.tokenizer_files import check_has_tokenizer, check_tokenizer_files
 from starspec.models.loading.transformers_calls import as_model_error, first_line, import_config_checks
 from starspec.quoting import quoted
 
@@ -49,9 +49,7 @@ def load_tokenizer(model: str) -> Any:
         except Exception:
             if (folder / "config.json").is_file():
                 read_config(model, folder)  # transformers read this too; its faults are not the tokenizer's
-            if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
-                missing = f"there is none of {', '.join(TOKENIZER_FILES)} in its folder"
-                raise ModelError(f"'{model}' has no tokenizer that can be read: {missing}") from None
+            check_has_tokenizer(model, folder)
             raise
     tokenizer.clean_up_tokenization_spaces = False  # it removes spaces of text that a stream has already sent
     return tokenizer

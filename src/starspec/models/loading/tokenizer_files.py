@@ -11,6 +11,7 @@ from starspec.errors import ModelError
 from starspec.models.loading.weight_files import LFS_POINTER
 
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+OTHER_VOCABULARIES: Final = ("*.model", "*.model.v*", "*.tiktoken", "tekken.json")  # of fewer families
 
 
 def check_tokenizer_files(model: str, folder: Path) -> None:
@@ -28,6 +29,13 @@ def check_tokenizer_files(model: str, folder: Path) -> None:
         faults = [_fault_of(file) for file in files]
         if faults and None not in faults:
             raise ModelError(f"'{model}' has no tokenizer that can be read: {faults[0]}")
+
+
+def check_has_tokenizer(model: str, folder: Path) -> None:
+    """Check that there is a file that a tokenizer could be read from. Raises: ModelError."""
+    if not any(next(folder.glob(name), None) for name in (*TOKENIZER_FILES, *OTHER_VOCABULARIES)):
+        missing = f"there is none of {', '.join(TOKENIZER_FILES)} in its folder"
+        raise ModelError(f"'{model}' has no tokenizer that can be read: {missing}")
 
 
 def _fault_of(file: Path) -> str | None:

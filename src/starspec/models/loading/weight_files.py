@@ -11,6 +11,7 @@ from typing import Any, Final
 from starspec.errors import ModelError
 
 LFS_POINTER: Final = b"version https://git-lfs"
+ONLY_FILE: Final = "model.safetensors"  # of weights that need no index
 MAX_HEAD_BYTES: Final = 100 * 2**20  # as the library that reads such files has it
 NO_HEAD: Final = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
@@ -67,12 +68,12 @@ def declared_weights(folder: Path) -> int:
 
 
 def _names_of(folder: Path) -> list[str]:
-    """The files that a folder's index names, or the only one if there is no index, or none that can be read."""
+    """The files that a folder's index names, or the only one if no index can be read, or if it names none."""
     try:
         index = json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))
-        return sorted({Path(name).name for name in index["weight_map"].values()})
+        return sorted({Path(name).name for name in index["weight_map"].values()}) or [ONLY_FILE]
     except (OSError, *NO_HEAD):
-        return ["model.safetensors"]
+        return [ONLY_FILE]
 
 
 def _num_missing(file: Path) -> int:
