@@ -157,6 +157,23 @@ def test_a_star_serves_survives_deaths_and_stops_clean(tmp_path: Path) -> None:
     assert not up.ready_file.exists()
 
 
+def test_a_process_that_cannot_write_its_part_of_the_trace_is_named_and_the_old_trace_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    trace = tmp_path / "trace.json"
+    trace.write_text("of an earlier run")
+    with running(tmp_path, "--target", TARGET, "--spec-method", "ngram", "--targets", "1", "--trace", str(trace)) as up:
+        up.wait_ready()
+        (parts,) = tmp_path.glob("starspec-trace-*")
+        (parts / "target-0.json").mkdir()  # as a disk that has become full
+        assert up.end(signal.SIGTERM) == 1
+        assert up.are_children_gone()
+    assert f"{trace} is not written: target-0 failed at its end: " in up.log.read_text()
+    assert trace.read_text() == "of an earlier run"
+    assert not list(tmp_path.glob("starspec-trace-*"))
+
+
 def _is_replaced(up: Up, dead: psutil.Process) -> bool:
     children = up.process.children()
     return len(children) == 4 and dead.pid not in {child.pid for child in children}

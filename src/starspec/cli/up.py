@@ -37,7 +37,7 @@ from starspec.config import (
 from starspec.config.model import check_there
 from starspec.config.network import LOOPBACK
 from starspec.config.option import A_MODEL, MODELS, NONE_GIVEN, PROCESS
-from starspec.errors import ConfigError, StarspecError
+from starspec.errors import ConfigError, OutputError, StarspecError
 from starspec.hub.checks import suited_to
 from starspec.models.loading.checks import check_cut, check_declared_caches, check_models
 from starspec.models.resolve import resolve_draft
@@ -347,10 +347,14 @@ def _announce(star: _Star, ready_file: Path | None) -> None:
 
 
 def _merge_traces(star: StarConfig, views: Sequence[ChildView], trace: Path | None, display: Display) -> None:
+    """Raises: OutputError if a process could not write its part, or the whole cannot be written."""
     if trace is None or star.trace_folder is None:
         return
     parts = {view.spec.name: trace_part(star.trace_folder, view.spec.name) for view in views}
     traced = [view for view in views if view.spec.name != "gateway"]
+    for view in traced:
+        if view.state is ChildState.STOPPED and view.failure and not parts[view.spec.name].is_file():
+            raise OutputError(f"{trace} is not written: {view.spec.name} failed at its end: {view.failure}")
     if not merge([parts[view.spec.name] for view in traced], trace):
         display.show_line("up", f"{trace} is not written: no process came so far as to trace anything")
         return

@@ -33,6 +33,7 @@ class ChildView:
     spec: ChildSpec
     state: ChildState = ChildState.STOPPED
     detail: str = ""  # what it loads, where it serves, or why it ended
+    failure: str = ""  # what its last run said of its failure, or why it was killed
     memory: str = ""  # what it keeps for sequences, once it is ready
     num_restarts: int = 0
     pid: int | None = None
@@ -47,7 +48,6 @@ class _Slot:
     vitals: Vitals = field(default_factory=Vitals)
     was_ready: bool = False
     restart_at_s: float = float("inf")
-    failure: str | None = None  # what this run said of its failure, or why it was killed
     last_end: str = ""  # why the run before this one ended
 
     @property
@@ -172,7 +172,7 @@ class Supervisor:
         view, now = slot.view, self._clock()
         if slot.vitals.hangs(now):
             said = f"it hung, without a sign of life for {slot.vitals.silence_s(now):.0f} s, and was killed"
-            slot.failure = slot.failure or said
+            slot.view.failure = slot.view.failure or said
             slot.run.send(signal.SIGKILL)
         elif view.state is ChildState.READY and slot.vitals.is_silent(now):
             view.state = ChildState.SILENT
@@ -180,7 +180,7 @@ class Supervisor:
 
     def _start(self, slot: _Slot) -> None:
         spec = slot.view.spec
-        slot.restart_at_s, slot.failure = float("inf"), None
+        slot.restart_at_s, slot.view.failure = float("inf"), ""
         slot.vitals.start(self._clock())
         try:
             slot.run = Child(spec)
@@ -221,7 +221,7 @@ class Supervisor:
                 if view.num_restarts:
                     self._on_news(view.spec.name, "ready again")
             case Failed(reason=reason):
-                slot.failure = reason
+                view.failure = reason
 
     def _take_output(self, slot: _Slot) -> None:
         if slot.run is None:
@@ -245,7 +245,7 @@ class Supervisor:
         run.close()
         slot.run, slot.view.pid = None, None
         slot.view.state = ChildState.STOPPED
-        slot.view.detail = slot.failure or _how_it_ended(code)
+        slot.view.detail = slot.view.failure or _how_it_ended(code)
         if not self._is_stopping:
             self._after_death(slot, code)
 
