@@ -14,8 +14,10 @@ from starspec.policy.newcomers import (
     MAX_OWNERS,
     PROGRESS_BYTES,
     SHUT_S,
+    TURN_S,
     Door,
     Place,
+    Turns,
     Wait,
     who_gives_way,
     who_stops_coming,
@@ -123,7 +125,28 @@ def test_a_door_remembers_so_many_owners() -> None:
 
 
 def test_who_only_asks_for_ports_gives_one_to_a_newcomer() -> None:
-    assert whose_port({}, "b") is None
-    assert whose_port({1: "a"}, "b") == 1
-    assert whose_port({1: "b", 2: "a", 3: "a"}, "c") == 2, "of the owner with the most of them"
-    assert whose_port({1: "b", 2: "a"}, "a") == 2, "the newcomer counts: another port of its own goes"
+    assert whose_port({}, [], "b", has_turn=True) is None
+    assert whose_port({1: "a"}, [], "b", has_turn=True) == 1
+    assert whose_port({1: "b", 2: "a", 3: "a"}, [], "c", has_turn=False) == 2, "of the owner with the most of them"
+    assert whose_port({1: "b", 2: "a"}, [], "a", has_turn=True) == 2, (
+        "the newcomer counts: another port of its own goes"
+    )
+
+
+def test_a_target_on_its_way_keeps_its_port_from_owners_with_more_ports_and_from_those_without_a_turn() -> None:
+    assert whose_port({1: "a"}, ["b"], "b", has_turn=True) is None
+    assert whose_port({1: "a"}, [], "b", has_turn=False) is None
+    assert whose_port({1: "a"}, ["a"], "b", has_turn=False) == 1
+    assert whose_port({1: "a", 2: "b"}, ["a"], "b", has_turn=False) == 2
+
+
+def test_who_got_a_port_just_now_waits_for_its_next_turn() -> None:
+    turns = Turns()
+    assert turns.has_turn("a", 0.0)
+    turns.note("a", 0.0)
+    turns.note("b", 1.0)
+    assert not turns.has_turn("a", TURN_S - 0.1)
+    assert turns.has_turn("a", TURN_S)
+    for number in range(MAX_OWNERS):
+        turns.note(str(number), 1.0)
+    assert turns.has_turn("b", 1.0), "so many are remembered"

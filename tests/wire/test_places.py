@@ -181,3 +181,42 @@ def test_who_holds_all_ports_of_a_range_gives_some_to_others(star) -> None:
     star.connected(hub.endpoint, "honest")
     come_from(star, hub, 3, "another")
     assert isinstance(star.raw(elsewhere(hub, 2)).greet(hello("greedy-4")), Refused), "it has its share"
+
+
+def ask_for_a_port(raw, name: str) -> object:
+    raw.socket.send(encode(hello(name)))
+    assert raw.socket.poll(20_000)
+    return Decoder(HubPublicReply).decode(raw.socket.recv())
+
+
+@pytest.mark.parametrize("is_holder", [False, True])
+def test_who_says_hello_without_end_takes_no_port_from_a_target_that_is_slow_to_come(star, is_holder) -> None:
+    """Such as one that is far away: others say Hello many times before it comes."""
+    hub = star.hub(max_targets=8, lease_s=60.0, data_ports=a_range_of_ports(4))
+    for number in range(4 if is_holder else 3):
+        owner = 2 if is_holder else 5 + number
+        come_from(star, hub, owner, f"busy-{number}").socket.send(asking(1, 4))
+        star.until(lambda name=f"busy-{number}": len(hub.messages_of(name)) == 2)
+    greedy, slow = star.raw(elsewhere(hub, 2)), star.raw(elsewhere(hub, 4))
+    answer = ask_for_a_port(greedy, "greedy")
+    assert isinstance(answer, Refused if is_holder else Welcome)
+    welcome = slow.greet(hello("slow"))
+    assert isinstance(welcome, Welcome), welcome
+    for number in range(20):
+        assert isinstance(ask_for_a_port(greedy, f"greedy-{number}"), Refused)
+    slow.endpoint = hub.endpoint
+    slow.come_to(welcome)
+    assert slow.ask(slow.socket, [encode(Ping(0))], HubToTarget) == Pong(0)
+
+
+def test_who_says_hello_and_never_comes_takes_no_second_port_of_a_working_target(star) -> None:
+    hub = star.hub(max_targets=8, lease_s=60.0, data_ports=a_range_of_ports(4))
+    for number in range(4):
+        come_from(star, hub, 2, f"busy-{number}").socket.send(asking(1, 4))
+        star.until(lambda name=f"busy-{number}": len(hub.messages_of(name)) == 2)
+    assert isinstance(star.raw(elsewhere(hub, 3)).greet(hello("vain")), Welcome)
+    star.until(lambda: len(hub.events_of("busy-0")) == 2)
+    vain = star.raw(elsewhere(hub, 3))
+    for number in range(20):
+        ask_for_a_port(vain, f"vain-{number}")
+    assert [len(hub.events_of(f"busy-{number}")) for number in range(4)] == [2, 1, 1, 1]

@@ -6,6 +6,7 @@ not lose its place. No I/O and no clock of its own: `now` is seconds of one mono
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -22,7 +23,9 @@ PROGRESS_BYTES: Final = 1024  # of a body; one that gets fewer in GRACE_S makes 
 DOOR_PER_S: Final = 50.0  # connections that one owner may begin at a server of the wire, and links at a hub
 DOOR_BURST: Final = 128.0
 SHUT_S: Final = 2.0  # for which an owner begins none after one of its connections flooded
-MAX_OWNERS: Final = 4096  # that a door remembers
+MAX_OWNERS: Final = 4096  # that a door remembers, and whose turns are
+
+TURN_S: Final = 10.0  # an owner that just got a port takes no equal's for so long; a target has half of it to come
 
 Holder = TypeVar("Holder")
 
@@ -88,18 +91,46 @@ def who_stops_coming(coming: Sequence[Holder], chance: Random) -> Holder | None:
     return chance.choice(coming) if len(coming) >= MAX_COMING else None
 
 
-def whose_port(coming: Mapping[Holder, str], owner: str) -> Holder | None:
+class Turns:
+    """When the owners of places got a port last.
+
+    Owners with equally many ports can take the last one from each other. One that does it by Hellos without end would
+    never leave the others the time to come. So each waits for its turn.
+    """
+
+    def __init__(self) -> None:
+        self._got_at: OrderedDict[str, float] = OrderedDict()  # by owner; the one that got a port last at the end
+
+    def note(self, owner: str, now: float) -> None:
+        """A target of this owner got a port."""
+        self._got_at[owner] = now
+        self._got_at.move_to_end(owner)
+        if len(self._got_at) > MAX_OWNERS:
+            self._got_at.popitem(last=False)
+
+    def has_turn(self, owner: str, now: float) -> bool:
+        """Whether this owner may take a port from one that has as many."""
+        return now - self._got_at.get(owner, -math.inf) >= TURN_S
+
+
+def whose_port(coming: Mapping[Holder, str], others: Sequence[str], owner: str, *, has_turn: bool) -> Holder | None:
     """The target whose port a newcomer gets, if there are few ports and all are taken; None if none can.
 
-    Only a target that has not come to its port yet is asked, of the owner with the most of them: who only asks for
-    ports and does not come keeps none from others.
+    Only a target that has not come to its port yet is asked, of the owner with the most ports: who only asks for ports
+    and does not come keeps none from others. An owner with fewer ports than the newcomer's keeps its own.
 
     Args:
         coming: by target, whose it is.
+        others: whose the ports are to which targets have come.
         owner: of the newcomer, which counts as coming.
+        has_turn: whether this owner may take a port from one that has as many.
     """
-    num_of = Counter([owner, *coming.values()])
-    return max(coming, key=lambda holder: num_of[coming[holder]], default=None)
+    num_of = Counter([owner, *coming.values(), *others])
+    late = max(coming, key=lambda holder: (num_of[coming[holder]], coming[holder] == owner), default=None)
+    if late is None or coming[late] == owner:
+        return late
+    num_more = num_of[coming[late]] - num_of[owner]
+    return late if num_more > 0 or (num_more == 0 and has_turn) else None
 
 
 class Wait:

@@ -159,6 +159,7 @@ class PublicPort:
         self._clock = clock
         self._chance = chance or random.Random()  # noqa: S311 (not for secrets)
         self._newcomers = newcomers.Door()
+        self._turns = newcomers.Turns()
         self._links: dict[bytes, HubLink] = {}  # by connection, so that a repeated Hello gets the same link
         self._asking: OrderedDict[bytes, Allowance] = OrderedDict()  # by connection; the one heard last at the end
         self._fault_at = -math.inf
@@ -307,6 +308,7 @@ class PublicPort:
         except (ConfigError, zmq.ZMQError) as error:  # ZMQError: the process has no socket left
             return Refused("full", f"the hub has no port left for this target: {error}", retry_after_s=terms.lease_s)
         self._links[sender.peer] = link
+        self._turns.note(sender.owner, now)
         held.append(link)
         return welcome
 
@@ -319,12 +321,19 @@ class PublicPort:
         try:
             return self._ports.open_data_port(sender.key.public)
         except ConfigError:
-            late = newcomers.whose_port({link: link.owner for link in self._coming}, sender.owner)
-            leaver = late or newcomers.whose_place(self._places, sender.owner, now)
+            leaver = self._who_leaves_port(sender.owner, now)
             if leaver is None:
                 raise
         leaver.dismiss("another target needs its port")
         return self._ports.open_freed(leaver.give_up_port(), sender.key.public)
+
+    def _who_leaves_port(self, owner: str, now: float) -> HubLink | None:
+        """The target whose port a newcomer of this owner gets, if all are taken; None if it gets none."""
+        coming, places = {link: link.owner for link in self._coming}, self._places
+        has_turn = self._turns.has_turn(owner, now)
+        others = [place.owner for place in places.values()]
+        late = newcomers.whose_port(coming, others, owner, has_turn=has_turn)
+        return newcomers.whose_place(places, owner, now) if late is None and has_turn else late
 
     @property
     def _coming(self) -> list[HubLink]:
