@@ -66,7 +66,7 @@ while True:
             server.send(peer, [TargetStatus(TargetId("a"), "toy", 64, 0, 0, 999, 999, True, TargetStats())])
         elif isinstance(message, Submit) and message.spec.prompt_token_ids == [7]:
             begun.append(message.request_id)
-    if begun and time.monotonic() > next_s:  # slowly: it would end a connection of a busy gateway that cannot read so much
+    if begun and time.monotonic() > next_s:  # slowly: a busy gateway that cannot read so much would be cut off
         next_s = time.monotonic() + 0.2
         server.send(peer, [EngineOutput(request_id, [1], "x") for request_id in begun])
 """

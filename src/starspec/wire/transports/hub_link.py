@@ -189,7 +189,9 @@ class HubLink:
 
     def give_up_port(self) -> int:
         """Stop to listen, after `dismiss`: connections stay. Returns: the port, which is free soon."""
-        self.socket.unbind(self.socket.getsockopt(zmq.LAST_ENDPOINT))
+        endpoint = self.socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        self.socket.unbind(endpoint)
         return self._welcome.port
 
     def end(self, reason: str) -> None:
