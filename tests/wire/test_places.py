@@ -155,8 +155,8 @@ def test_who_asks_for_no_drafts_does_not_use_its_place(star, monkeypatch) -> Non
 
 def a_range_of_ports(num_ports: int) -> tuple[int, int]:
     """FIRST and LAST of ports in a row that nobody has, and that no test in another process asks for."""
-    begin = 22_000 + os.getpid() % 500 * 16
-    for first in range(begin, begin + 16, num_ports):
+    begin = 22_000 + os.getpid() % 160 * 64  # enough for all tests here: a port that was in use is taken for a minute
+    for first in range(begin, begin + 64, num_ports):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(first, first + num_ports):
                 stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
