@@ -376,6 +376,7 @@ def test_another_family_is_refused_at_once(prompt_file, tmp_path, capsys):
     GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=64, n_embd=8, n_layer=2, n_head=2)).save_pretrained(
         tmp_path / "gpt2"
     )
+    (tmp_path / "gpt2" / "tokenizer.json").write_text("{}")
     assert train(tmp_path / "gpt2", prompt_file, tmp_path / "head") == 2
     assert "(gpt2): heads can be trained for the Llama and Qwen families" in capsys.readouterr().err.replace("\n", " ")
 
@@ -383,6 +384,7 @@ def test_another_family_is_refused_at_once(prompt_file, tmp_path, capsys):
 def test_a_family_that_scales_its_logits_is_refused_at_once(prompt_file, tmp_path, capsys):
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     GraniteForCausalLM(GraniteConfig(vocab_size=64, logits_scaling=8.0, **shape)).save_pretrained(tmp_path / "granite")
+    (tmp_path / "granite" / "tokenizer.json").write_text("{}")
     assert train(tmp_path / "granite", prompt_file, tmp_path / "head") == 2
     assert "(granite): heads can be trained for the Llama and Qwen" in capsys.readouterr().err.replace("\n", " ")
 
