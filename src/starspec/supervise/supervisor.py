@@ -33,10 +33,10 @@ class ChildView:
     spec: ChildSpec
     state: ChildState = ChildState.STOPPED
     detail: str = ""  # what it loads, where it serves, or why it ended
-    failure: str = ""  # what its last run said of its failure, or why it was killed
     memory: str = ""  # what it keeps for sequences, once it is ready
     num_restarts: int = 0
     pid: int | None = None
+    failure: str = ""  # what its last run said of its failure, or why it was killed
 
 
 @dataclass(slots=True)
