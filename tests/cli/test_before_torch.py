@@ -197,6 +197,10 @@ LINES = {
         ("doctor", "--target", "HERE/long", *DRAFT, "--stages", "3"),
         "has 2 layers, so it cannot be cut into 3 stages",
     ),
+    "plan-stages: no layers": (
+        ("plan-stages", "--target", "synthetic:", "--node", "a=1GiB"),
+        "'synthetic:' has no layers, so no stage can have some of them",
+    ),
     "up: ready file": (
         ("up", *TARGET, "--port", "0", "--ready-file", "/proc/ready"),
         "--ready-file: '/proc/ready' cannot be written",

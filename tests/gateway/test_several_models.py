@@ -89,6 +89,8 @@ async def test_a_model_without_a_target_is_a_503_and_the_others_answer(both: Any
     reply = await both.post("/v1/completions", model="second", prompt="hi")
     assert (reply.status_code, "retry-after" in reply.headers) == (503, True)
     assert (await both.post("/v1/completions", model="toy-model", prompt="hi")).status_code == 200
+    said = [(await both.http.get(f"/v1/models{of}")).status_code for of in ("", "/toy-model", "/second")]
+    assert said == [200, 200, 503]
 
 
 async def test_the_answer_of_a_lost_target_goes_to_another_of_the_same_model(both: Any) -> None:

@@ -31,6 +31,7 @@ NESTED = {"type": "object", "properties": {"a/b": {"anyOf": [{"type": "null"}, {
         ("json", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         ("json", '{"type": ', "line 1 column 10"),
         ("json", "[1]", "must be an object"),
+        ("json", f'{{"const": {"1" * 5000}}}', "has an integer of too many digits"),
         ("json", "[" * 9999, "recursion"),
         ("json", '{"allOf": [{"type": "string"}, {"type": "integer"}]}', "Unsatisfiable schema"),
         (

@@ -25,7 +25,7 @@ from starspec.gateway.drain import DrainMiddleware
 from starspec.gateway.formats import ChatFormat, CompletionFormat, ReplyBuilder, ReplyFormat, VerificationBuilder
 from starspec.gateway.generation import Generation
 from starspec.gateway.generation_request import GenerationRequest, ReplyOptions
-from starspec.gateway.health import HealthRoutes
+from starspec.gateway.health import HealthRoutes, check_ready
 from starspec.gateway.http_errors import CLIENT_LEFT, http_error_of
 from starspec.gateway.metrics import GatewayMetrics, MetricsMiddleware, RequestTimer
 from starspec.gateway.recent import Recent
@@ -82,12 +82,12 @@ class Routes:
         raise RequestError("this server generates text and computes no embeddings: ask one that has a model for them")
 
     async def models(self) -> Response:
-        self.of_health.check_ready()
+        check_ready(self._services.router)
         return JSONResponse({"object": "list", "data": [each.card() for each in self._services.served.values()]})
 
     async def model(self, model_id: str) -> Response:
         served = self._services.of(model_id)
-        self.of_health.check_ready()
+        check_ready(served.targets)
         return JSONResponse(served.card())
 
     async def metrics(self) -> Response:

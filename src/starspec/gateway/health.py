@@ -20,6 +20,12 @@ from starspec.policy.retry_after import NO_TARGET_S
 NOT_READY: Final = HttpError(503, "no target can answer", retry_after_s=NO_TARGET_S)
 
 
+def check_ready(targets: TargetSet) -> None:
+    """Raises: CapacityError while none of the targets can answer."""
+    if not targets.is_ready:
+        raise CapacityError(NOT_READY.message, NO_TARGET_S)
+
+
 class HealthRoutes:
     """One method for each route. None of them waits for a target: each tells what is known now."""
 
@@ -49,11 +55,6 @@ class HealthRoutes:
     async def ping(self) -> Response:
         """As `ready`, without a body, as SageMaker asks."""
         return Response(status_code=200 if self._router.is_ready else NOT_READY.status)
-
-    def check_ready(self) -> None:
-        """Raises: CapacityError while no target can answer."""
-        if not self._router.is_ready:
-            raise CapacityError(NOT_READY.message, NO_TARGET_S)
 
     def _num_ready(self) -> int:
         return sum(routed.can_answer for routed in self._router.targets)

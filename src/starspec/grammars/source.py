@@ -186,7 +186,12 @@ def _complaint_about(schema: dict[str, Any]) -> str:
 
 
 def _schema(spec: GrammarSpec) -> dict[str, Any]:
-    schema = json.loads(spec.text)
+    try:
+        schema = json.loads(spec.text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:  # Python converts no integer of more than 4300 digits
+        raise ValueError("has an integer of too many digits") from error
     if not isinstance(schema, dict):
         raise ValueError("a JSON schema must be an object")
     return schema
