@@ -28,6 +28,7 @@ from starspec.models.numerics.probe import settle_numerics
 from starspec.models.runner import Segment
 
 CUTS = [cut for num in (1, 2, 3) for cut in combinations(range(1, NUM_LAYERS), num)]
+COARSE_AND_FINE = [(NUM_LAYERS // 2,), tuple(range(1, NUM_LAYERS))]  # each layer alone, and halves
 WITH_WINDOWS = ("Mistral with a window", "Qwen2 with a window")  # on all layers, and on every other one
 SMALL_VOCAB = 64
 
@@ -99,8 +100,8 @@ def live(data, models):
                 each.free(row)
 
 
-def check_lives(config, max_examples):
-    models = [Whole.load(config), *(Chain.cut(config, *cut) for cut in CUTS)]
+def check_lives(config, max_examples, cuts=CUTS):
+    models = [Whole.load(config), *(Chain.cut(config, *cut) for cut in cuts)]
 
     @settings(max_examples=max_examples)
     @given(st.data())
@@ -121,7 +122,7 @@ def test_stages_on_the_fast_path_give_the_bits_of_the_whole_model(family, folder
 
 @pytest.mark.parametrize("family", [*FAMILIES, *WITH_CODE_OF_THEIR_OWN])
 def test_stages_of_unmodified_modules_give_the_bits_of_the_whole_model(family, folders):
-    models = check_lives(config_of(folders(family), fused=False), 6)
+    models = check_lives(config_of(folders(family), fused=False), 6, COARSE_AND_FINE)
     assert all(isinstance(runner, TransformersRunner) for each in models for runner in each.runners)
 
 

@@ -30,7 +30,7 @@ from starspec.stats import TargetStats
 from starspec.wire.messages import PROTOCOL_VERSION, Hello, RequestSpec
 from starspec.wire.transports.memory import MemoryHub
 
-NUM_SEEDS = 1000  # test_random_lives.py has twice as many of the protocol alone
+NUM_SEEDS = 400  # test_random_lives.py has five times as many of the protocol alone
 NUM_SHARDS = 8
 NUM_ROWS = 4
 LEASE_S = 9.0
