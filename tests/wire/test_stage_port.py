@@ -15,10 +15,11 @@ import zmq
 from starspec.audit import AuditLog
 from starspec.config.lab import LabLink, LinkShape
 from starspec.errors import ConfigError
+from starspec.ids import StageId
 from starspec.lab import LabThread
-from starspec.wire.callers import RELOAD_S
+from starspec.wire.callers import RELOAD_S, Caller
 from starspec.wire.keys import Keys, generate_keys, load_keys
-from starspec.wire.messages import Refused
+from starspec.wire.messages import Identity, Refused
 from starspec.wire.transports import stage_connection, target_sockets
 from starspec.wire.transports.sockets import Context
 from starspec.wire.transports.stage_connection import StageConnection
@@ -123,6 +124,45 @@ def test_a_target_whose_key_a_stage_does_not_know_any_more_says_so_and_comes_bac
         assert "does not know the key of the target" in why
         path.write_bytes(key)
         until(connection, lambda: connection.is_ready)
+
+
+def test_a_key_that_gets_another_role_has_to_come_again_to_a_stage(tmp_path: Path) -> None:
+    """Else a target that was made a stage could hold the stage that it has attached."""
+    generate_keys(tmp_path)
+    with connected(load_keys(tmp_path, "stage"), load_keys(tmp_path, "target")) as (port, connection):
+        connection.send([b"x"])
+        [arrival] = receive(port)
+        (tmp_path / "target.public").rename(tmp_path / "stage-a.public")
+        time.sleep(RELOAD_S)
+        limit_s = time.monotonic() + LIMIT_S
+        while not connection.take_break():
+            assert time.monotonic() < limit_s
+            connection.send([b"x"])
+            assert port.receive() == []
+            time.sleep(0.01)
+            connection.check()
+        until(connection, lambda: connection.is_ready)
+        connection.send([b"x"])
+        [again] = receive(port)
+        assert again.peer != arrival.peer
+        assert again.caller == Caller("stage-a", "stage")
+
+
+def test_a_stage_answers_nobody_whose_key_was_removed(tmp_path: Path) -> None:
+    """Also one that says nothing any more, and waits for what its pipe computes."""
+    generate_keys(tmp_path)
+    path = tmp_path / "target.public"
+    key = path.read_bytes()
+    with connected(load_keys(tmp_path, "stage"), load_keys(tmp_path, "target")) as (port, connection):
+        connection.send([b"x"])
+        [arrival] = receive(port)
+        assert port.send(arrival.peer, Identity(StageId("s")))
+        path.unlink()
+        time.sleep(RELOAD_S)
+        assert not port.send(arrival.peer, Identity(StageId("s")))
+        path.write_bytes(key)
+        time.sleep(RELOAD_S)
+        assert port.send(arrival.peer, Identity(StageId("s")))
 
 
 def connects_once_mended(folder: Path, public: Path, key: bytes, why: str) -> None:

@@ -12,9 +12,9 @@ import zmq
 from starspec.audit import AuditLog
 from starspec.ids import PeerId
 from starspec.policy.peer_limits import STAGE_BURST, STAGE_PER_S, Allowance
-from starspec.wire.callers import Caller, key_of
+from starspec.wire.callers import Caller, named_key_of
 from starspec.wire.codec import MAX_TRAVERSAL_BYTES, encode
-from starspec.wire.keys import Keys
+from starspec.wire.keys import Keys, NamedKey
 from starspec.wire.messages import StageToCoordinator
 from starspec.wire.transports.server_socket import ServerSocket
 from starspec.wire.transports.sockets import Context, Socket, receive_at_most
@@ -45,9 +45,10 @@ class StageArrival(NamedTuple):
 
 
 class _Connection:
-    """One that somebody talked over, and what it has not read."""
+    """One that somebody talked over, with this key, and what it has not read."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: NamedKey) -> None:
+        self.key: Final = key
         self.fd = -1  # its descriptor
         self.unsent: Final = Unsent()
         self.allowance: Final = Allowance(STAGE_PER_S, STAGE_BURST)  # of multiparts
@@ -100,26 +101,26 @@ class StagePort:
     def receive(self) -> list[StageArrival]:
         """What has arrived, in order for each peer. Never waits.
 
-        Effects: ends the connections of keys that were removed, and of those that flood.
+        Effects: ends the connections of keys that were removed, or got another name or role, and those that flood.
         """
-        arrived, now, callers = [], self._clock(), self._server.callers
+        arrived, now = [], self._clock()
         for _ in range(READ_BURST):
             try:
                 sender, frames, num_beyond = receive_at_most(self._server.socket, NUM_TRAVERSAL)
             except zmq.Again:
                 self._server.unread.note_empty()
                 break
-            connection = self._note(sender.bytes, self._server.unread.hear(frames[0], frames[1:]))
+            connection = self._note(sender.bytes, frames[0], self._server.unread.hear(frames[0], frames[1:]))
             if num_beyond or not connection.allowance.take(1.0, now):
                 self._server.shut_out(sender.bytes, frames[0])
             if self._server.unread.is_barred(sender.bytes) or len(frames) not in (NUM_CONTROL, NUM_TRAVERSAL):
                 self.num_rejected += 1
                 continue
-            caller = None if callers is None else callers.owner_of(key_of(frames[0]))
-            if caller is None and callers is not None:
-                self._server.unread.bar(sender.bytes, frames[0])  # it comes again, and is refused at the door
-            else:
+            caller = self._caller_of(connection)
+            if self._may_talk(connection, caller):
                 arrived.append(StageArrival(PeerId(sender.bytes), caller, [each.buffer for each in frames], now))
+            else:
+                self._server.unread.bar(sender.bytes, frames[0])  # it comes again: the door refuses it, or it is new
         return arrived
 
     def why_not_named(self, caller: Caller | None, target_id: str) -> str | None:
@@ -130,11 +131,11 @@ class StagePort:
     def send(self, peer: PeerId, message: StageToCoordinator) -> bool:
         """Send without waiting.
 
-        Returns: False if the coordinator is gone or does not read.
+        Returns: False if the coordinator is gone, does not read or has a key that was removed.
         Effects: ends the connection of one that does not read.
         """
         connection = self._connections.get(peer)
-        if connection is None:
+        if connection is None or not self._may_talk(connection, self._caller_of(connection)):
             return False
         try:
             connection.unsent.send(self._server.socket, [peer, encode(message, MAX_TRAVERSAL_BYTES)])
@@ -144,11 +145,20 @@ class StagePort:
             return False
         return True
 
-    def _note(self, peer: bytes, fd: int) -> _Connection:
-        """Something came over this connection."""
+    def _caller_of(self, connection: _Connection) -> Caller | None:
+        """Whose key it has; None if the key was removed, or if there are no keys."""
+        callers = self._server.callers
+        return None if callers is None else callers.owner_of(connection.key.public)
+
+    def _may_talk(self, connection: _Connection, caller: Caller | None) -> bool:
+        """Whether its key is still in the folder, under the name that it had."""
+        return self._server.callers is None or (caller is not None and caller.key_name == connection.key.name)
+
+    def _note(self, peer: bytes, frame: zmq.Frame, fd: int) -> _Connection:
+        """This frame came over this connection."""
         known = self._connections.get(peer)
         if known is None:
-            known = self._connections[peer] = _Connection()
+            known = self._connections[peer] = _Connection(named_key_of(frame, self._server.callers))
         known.fd = fd
         self._connections.move_to_end(peer)
         if len(self._connections) > MAX_PEERS:
