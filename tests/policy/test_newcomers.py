@@ -107,6 +107,14 @@ def test_an_owner_begins_a_burst_of_connections_and_then_so_many_a_second() -> N
     assert num_let_in(door, "a", 1.0) == DOOR_PER_S
 
 
+def test_a_door_may_have_rates_of_its_own() -> None:
+    door = Door(1.0, 4.0)
+    assert num_let_in(door, "a", 0.0) == 4
+    assert num_let_in(door, "a", 1.0) == 1
+    door.shut("b", 0.0)
+    assert num_let_in(door, "b", SHUT_S - 0.1) == 0
+
+
 def test_after_a_flood_an_owner_begins_no_connection_for_a_while_and_then_one_by_one() -> None:
     door = Door()
     for _ in range(3):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 
 import pytest
 import zmq
@@ -220,3 +221,15 @@ def test_who_says_hello_and_never_comes_takes_no_second_port_of_a_working_target
     for number in range(20):
         ask_for_a_port(vain, f"vain-{number}")
     assert [len(hub.events_of(f"busy-{number}")) for number in range(4)] == [2, 1, 1, 1]
+
+
+def test_who_takes_ports_of_a_full_range_all_the_time_soon_gets_no_more_and_others_do(star, monkeypatch) -> None:
+    """Each time, the hub waits until the port is free, and all targets with it."""
+    monkeypatch.setattr(hub_link, "ATTACH_S", 60.0)
+    hub = star.hub(data_ports=a_range_of_ports(1))
+    connections = [star.raw(elsewhere(hub, 2)) for _ in range(30)]
+    began_s = time.monotonic()
+    answers = [ask_for_a_port(each, f"greedy-{number}") for number, each in enumerate(connections)]
+    most = 1 + newcomers.TAKES_BURST + newcomers.TAKES_PER_S * (time.monotonic() - began_s)
+    assert sum(isinstance(each, Welcome) for each in answers) <= most
+    star.connected(hub.endpoint, "honest")

@@ -25,6 +25,8 @@ DOOR_BURST: Final = 128.0
 SHUT_S: Final = 2.0  # for which an owner begins none after one of its connections flooded
 MAX_OWNERS: Final = 4096  # that a door remembers, and whose turns are
 
+TAKES_PER_S: Final = 1.0  # ports of a full range that one owner may take: a server waits until each is free
+TAKES_BURST: Final = 4.0
 TURN_S: Final = 10.0  # an owner that just got a port takes no equal's for so long; a target has half of it to come
 
 Holder = TypeVar("Holder")
@@ -36,9 +38,15 @@ class Door:
     Whoever begins connections all the time would bring a full queue on each, and reading them takes the server time.
     So does a port for each link. Each owner has a rate of its own, and who is not let in does not use it up: otherwise
     one that asks without end would shut out all others, or itself for ever.
+
+    Args:
+        per_s: that each owner may begin each second.
+        burst: at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, per_s: float | None = None, burst: float | None = None) -> None:
+        self._per_s = DOOR_PER_S if per_s is None else per_s
+        self._burst = DOOR_BURST if burst is None else burst
         self._owners: OrderedDict[str, Allowance] = OrderedDict()  # the one that came last at the end
 
     def lets_in(self, owner: str, now: float) -> bool:
@@ -49,10 +57,10 @@ class Door:
     def shut(self, owner: str, now: float) -> None:
         """A connection of this owner flooded: for SHUT_S no other one may begin, and then few."""
         allowance = self._allowance(owner)
-        allowance.take(allowance.num_units(now) + SHUT_S * DOOR_PER_S, now)
+        allowance.take(allowance.num_units(now) + SHUT_S * self._per_s, now)
 
     def _allowance(self, owner: str) -> Allowance:
-        allowance = self._owners.setdefault(owner, Allowance(DOOR_PER_S, DOOR_BURST))
+        allowance = self._owners.setdefault(owner, Allowance(self._per_s, self._burst))
         self._owners.move_to_end(owner)
         if len(self._owners) > MAX_OWNERS:
             self._owners.popitem(last=False)

@@ -159,6 +159,7 @@ class PublicPort:
         self._clock = clock
         self._chance = chance or random.Random()  # noqa: S311 (not for secrets)
         self._newcomers = newcomers.Door()
+        self._takers = newcomers.Door(newcomers.TAKES_PER_S, newcomers.TAKES_BURST)
         self._turns = newcomers.Turns()
         self._links: dict[bytes, HubLink] = {}  # by connection, so that a repeated Hello gets the same link
         self._asking: OrderedDict[bytes, Allowance] = OrderedDict()  # by connection; the one heard last at the end
@@ -322,7 +323,7 @@ class PublicPort:
             return self._ports.open_data_port(sender.key.public)
         except ConfigError:
             leaver = self._who_leaves_port(sender.owner, now)
-            if leaver is None:
+            if leaver is None or not self._takers.lets_in(sender.owner, now):  # all targets wait for `open_freed`
                 raise
         leaver.dismiss("another target needs its port")
         return self._ports.open_freed(leaver.give_up_port(), sender.key.public)
