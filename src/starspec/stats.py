@@ -342,6 +342,7 @@ class HubStats:
     num_max: Number = 0  # N_max (section 4.2), whether admission enforces it or not; 0 = not known
     num_declined: Number = 0  # times that a tag was declined because there was no room
     num_rationed: Number = 0  # requests that got an empty proposal because of a rate limit
+    num_cut: Number = 0  # proposals cut short since the target's laws took more than its share of the hub's time
     fairness: Amount = 1.0  # Jain's index over targets' draft tokens of the last seconds, by weight
 
     @property

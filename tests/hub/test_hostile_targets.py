@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 from hub_toys import ToyStar, ToyTag
 from synthetic_star import SyntheticStar
+from torch import Tensor
 
 from starspec.config import HubConfig
+from starspec.hub import children
 from starspec.hub.causal import CausalDrafter
 from starspec.ids import Epoch, LinkId, Tag, TargetId
 from starspec.models.synthetic.spec import SyntheticSpec
 from starspec.policy.peer_limits import DRAFT_WORK, TOKEN_BYTES, WORK_BURST, Allowance, backlog_of, share_of_work
 from starspec.sampling.spec import SamplingSpec
+from starspec.speculation.propose_coupled import propose_token
 from starspec.wire.messages import (
     Close,
     Fault,
@@ -32,6 +36,7 @@ from starspec.wire.transports.hub_link import READ_BURST
 HOSTILE = LinkId("hostile")
 HANDLE_S = 50e-6  # what a message costs the hub's thread
 SECONDS = 4.0
+DEAR = SamplingSpec(temperature=1.0, repetition_penalty=1.3, seed=3)
 LONG = [7] * 600  # a prompt of a hostile target
 DRAFT = SyntheticSpec(role="draft", alpha=0.8, step_ms=4.0, per_sequence=0.05, per_token=0.02)
 TARGET = SyntheticSpec(role="target", alpha=0.8, step_ms=25.0)
@@ -97,6 +102,40 @@ class StarUnderAttack(SyntheticStar):
         super().send({link: messages for link, messages in replies.items() if link != HOSTILE})
 
 
+class StarWithDearLaws(SyntheticStar):
+    """An honest target, and one for whose requests it takes long to draw. It verifies at once.
+
+    Args:
+        law_s: seconds for each node.
+    """
+
+    def __init__(self, num_tags: int, law_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(1, CONFIG, draft=DRAFT, target=TARGET, depth=4, num_rows=1 + num_tags)
+        self.hub.join(HOSTILE, TargetId("hostile"), TARGET.vocab)
+        self._tags = {number: ToyTag(number, [7, number], DEAR) for number in range(num_tags)}
+        self._said: list[TargetToHub] = [tag.open(4) for tag in self._tags.values()]
+        self.num_drafted = 0  # tokens for the hostile target
+
+        def drawn(logits: Tensor, *rest: Any) -> int:
+            self.clock.advance(law_s)
+            return propose_token(logits, *rest)
+
+        monkeypatch.setattr(children, "propose_token", drawn)
+
+    def receive(self, timeout_s: float) -> list[Arrival]:
+        said, self._said = self._said, []
+        self.clock.advance(HANDLE_S * len(said))
+        arrived = super().receive(0.0 if said else timeout_s)
+        return arrived + [Arrival(HOSTILE, TargetId("hostile"), each, self.clock()) for each in said]
+
+    def send(self, replies: Mapping[LinkId, Sequence[HubToTarget]]) -> None:
+        for each in replies.get(HOSTILE, ()):
+            if isinstance(each, Proposal) and self._tags[each.tag].receive(each):
+                self.num_drafted += len(each.token_ids)
+                self._said.append(self._tags[each.tag].verdict([7], 4))
+        super().send({link: messages for link, messages in replies.items() if link != HOSTILE})
+
+
 @pytest.fixture(scope="module")
 def beside_an_honest_one() -> float:
     """Tokens a second of a target beside another honest one."""
@@ -109,6 +148,23 @@ def test_a_target_beside_a_hostile_one_is_at_least_half_as_fast(attack: Attack, 
     rate = star.run(SECONDS)[LinkId("t0")]
     assert star.num_sent > 500
     assert rate >= 0.5 * beside_an_honest_one, f"{rate / beside_an_honest_one:.2f}"
+
+
+@pytest.mark.parametrize(("num_tags", "law_s"), [(1, 0.03), (1, 0.06), (8, 0.01), (8, 0.03)])
+def test_a_target_beside_one_with_dear_laws_is_at_least_half_as_fast(
+    num_tags: int, law_s: float, beside_an_honest_one: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    star = StarWithDearLaws(num_tags, law_s, monkeypatch)
+    rate = star.run(SECONDS)[LinkId("t0")]
+    assert rate >= 0.5 * beside_an_honest_one, f"{rate / beside_an_honest_one:.2f}"
+    assert star.num_drafted * law_s > 0.25 * SECONDS, "its laws have a share, too"
+
+
+def test_laws_as_dear_as_a_draft_step_cost_nobody_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a big vocabulary, say: a target has its share before it has to wait."""
+    star = StarWithDearLaws(1, 0.004, monkeypatch)
+    star.run(SECONDS)
+    assert star.hub.stats.num_cut == 0
 
 
 def test_a_newcomer_gets_tags_from_the_target_that_holds_all() -> None:

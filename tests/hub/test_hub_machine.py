@@ -60,6 +60,7 @@ RATE_LIMITED = "a proposal beyond the rate"
 DECLINED = "a tag declined"
 FORECAST = "a forecast"
 TAKEN_OVER = "a prompt taken over"
+CUT = "a proposal cut short"
 
 EVERYTHING = DraftBudget(MAX_DRAFT_TOKENS, MAX_DRAFT_TOKENS, 4)
 
@@ -374,7 +375,7 @@ class Life(RuleBasedStateMachine):
             assert not message.token_ids
             tag.session.lose()
         elif isinstance(message, Proposal):
-            self._check(by_paths(message), tag.expected_tree(MAX_NODES, self.max_len), is_chain=asked.is_chain)
+            self._check(by_paths(message), tag, is_chain=asked.is_chain)
         else:
             assert tag in self.torn or "admission" in self.limits, (
                 "a tag whose messages all arrived is never asked to open again"
@@ -382,8 +383,9 @@ class Life(RuleBasedStateMachine):
             self.torn.discard(tag)
             self._send(name, tag.open(asked))
 
-    def _check(self, told: ReferenceTree, expected: ReferenceTree, is_chain: bool) -> None:
+    def _check(self, told: ReferenceTree, tag: ToyTag, is_chain: bool) -> None:
         """The proposal is that of a fresh drafter; of one that runs ahead a chain may be told before it is complete."""
+        expected = tag.expected_tree(MAX_NODES, self.max_len)
         if self.run_ahead == "off" or not is_chain:
             assert told == expected
             return
@@ -405,6 +407,7 @@ class Life(RuleBasedStateMachine):
             DECLINED: stats.num_declined,
             RATE_LIMITED: stats.num_rationed,
             TAKEN_OVER: stats.num_shared_tokens,
+            CUT: stats.num_cut,
         }
         for event, count in counts.items():
             if count:
@@ -516,9 +519,33 @@ class LifeWithEarlyProposals(Life):
         "rate_limits": {"t1": 1.0, "t3": 0.1},
     }
 
-    def _check(self, told: ReferenceTree, expected: ReferenceTree, is_chain: bool) -> None:
+    def _check(self, told: ReferenceTree, tag: ToyTag, is_chain: bool) -> None:
         if told.nodes:
-            super()._check(told, expected, is_chain)
+            super()._check(told, tag, is_chain)
+
+
+class LifeOfDearLaws(Life):
+    """As above, where drawing takes so long that targets get what is drafted already while others ask."""
+
+    run_ahead = "outcomes"
+    must_meet: ClassVar[set[str]] = {EVICTION, HIT, AHEAD, CUT}
+
+    @precondition(lambda self: len(self.tags) < 3)
+    @rule()
+    def join(self) -> None:
+        super().join()
+        newest = list(self.star.hub._links._links.values())[-1]
+        newest.law_timer._clock = itertools.count(step=0.4).__next__  # so long takes each draw
+
+    def _check(self, told: ReferenceTree, tag: ToyTag, is_chain: bool) -> None:
+        """Each node is a child that a fresh drafter would draw, below one that is told, too."""
+        width = DraftBudget(tag.budget.top_k, 1, tag.budget.top_k)
+        assert {path[:-1] for path in told.nodes} <= told.nodes | {()}
+        assert len(told.nodes) <= MAX_NODES
+        for above in {path[:-1] for path in told.nodes} | told.drafts.keys():
+            expected = tag.expected_after(above, width, self.max_len)
+            assert {path[-1:] for path in told.nodes if path[:-1] == above} <= expected.nodes
+            assert told.drafts.get(above) == expected.drafts.get(())
 
 
 class LifeWithAdmission(Life):
@@ -600,6 +627,7 @@ LIVES: dict[type[Life], int] = {
     LifeOfTrials: 120,
     LifeInTurns: 100,
     LifeWithEarlyProposals: 100,
+    LifeOfDearLaws: 100,
     LifeWithAdmission: 100,
     LifeWithPredictedAdmission: 100,
     LifeOfLikeBeginnings: 180,

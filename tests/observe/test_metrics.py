@@ -127,6 +127,7 @@ def test_what_a_hub_read_of_prompts_and_what_it_was_spared_are_counted_apart() -
         ("hub_draft_tokens_total", "num_draft_tokens"),
         ("hub_declined_tags_total", "num_declined"),
         ("hub_rationed_requests_total", "num_rationed"),
+        ("hub_cut_proposals_total", "num_cut"),
         ("hub_evictions_total", "num_evictions"),
         ("hub_frames_rejected_total", "num_frames_rejected"),
         ("hub_leases_expired_total", "num_leases_expired"),

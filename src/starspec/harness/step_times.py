@@ -11,6 +11,7 @@ from statistics import median
 from starspec.config import MAX_DRAFT_TOKENS
 from starspec.hub.committed import DraftLimits
 from starspec.hub.drafter import Drafter, StepInput
+from starspec.hub.law_timer import LawTimer
 from starspec.hub.sequence import DraftSequence
 from starspec.ids import Epoch, LinkId, Tag
 from starspec.models.runner import BatchRunner, Segment
@@ -118,7 +119,13 @@ def _sequence(prefix: Sequence[int], drafter: Drafter, vocab_size: int) -> Draft
     opened = Open(tag, Epoch(1), list(prefix), len(prefix), sampling, chain.num_draft_tokens)
     limits = DraftLimits(drafter.max_len, drafter.vocab_size, MAX_DRAFT_TOKENS, vocab_size, len(prefix))
     sequence = DraftSequence(
-        TagKey(LinkId("timed"), tag), opened, TagSession(Role.HUB, tag), limits, 0.0, AheadChoice("off")
+        TagKey(LinkId("timed"), tag),
+        opened,
+        TagSession(Role.HUB, tag),
+        limits,
+        0.0,
+        AheadChoice("off"),
+        LawTimer(time.perf_counter),
     )
     sequence.ask(chain, 0.0)
     return sequence

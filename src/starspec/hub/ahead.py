@@ -30,6 +30,11 @@ class AheadSteps:
         """Whether `run` may find something to do."""
         return bool(self._preparing)
 
+    @property
+    def in_flight(self) -> list[DraftSequence]:
+        """Sequences of the draft step in flight."""
+        return [each.sequence for each in self._in_flight]
+
     def update(self, sequence: DraftSequence) -> None:
         """Note whether the sequence is in verification now."""
         if sequence.round.in_verification is not None and sequence.round.runs_ahead:
@@ -41,17 +46,20 @@ class AheadSteps:
         """Forget the sequence."""
         self._preparing.pop(sequence.key, None)
 
-    def run(self, now: float, is_obsolete: Callable[[], bool] | None = None) -> int:
+    def run(
+        self, now: float, must_wait: Callable[[LinkId], bool], is_obsolete: Callable[[], bool] | None = None
+    ) -> int:
         """Grow trees by one draft step, for the proposals after those in verification.
 
         Args:
+            must_wait: whether nothing is to be prepared for a target.
             is_obsolete: whether messages that arrived meanwhile have made the whole draft step useless.
         Returns: the nodes forwarded; 0 if the draft step was aborted, or if there was nothing to prepare. Its sequences
             are in flight until `end`.
         Raises: whatever the drafter raises; the sequences are then still in flight.
         """
         self._since_s = now
-        self._in_flight = self._choose()
+        self._in_flight = self._choose(must_wait)
         if not self._in_flight:
             return 0
         try:
@@ -71,8 +79,8 @@ class AheadSteps:
 
     def abandon(self) -> list[DraftSequence]:
         """End the draft step in flight without a trace. Returns: its sequences."""
-        ended, self._in_flight = self._in_flight, []
-        return [each.sequence for each in ended]
+        ended, self._in_flight = self.in_flight, []
+        return ended
 
     def note_time(self, num_nodes: int, seconds: float) -> None:
         """A draft step that did not run ahead took so long. Later draft steps ahead get their width from such times."""
@@ -106,8 +114,11 @@ class AheadSteps:
         if any(sequence.round.in_verification is None for sequence in self._preparing.values()):
             raise OurBug(f"{list(self._preparing)} are prepared for verdicts, and not all will get one")
 
-    def _choose(self) -> list[StepInput]:
-        """Share the nodes of one draft step among the sequences. Effects: those with nodes move to the back."""
+    def _choose(self, must_wait: Callable[[LinkId], bool]) -> list[StepInput]:
+        """Share the nodes of one draft step among the sequences. Effects: those with nodes move to the back.
+
+        The others are not prepared again before their next verdict.
+        """
         inputs: list[StepInput] = []
         preparing = list(self._preparing.items())
         num_nodes = self._width.choose(len(preparing))
@@ -116,6 +127,8 @@ class AheadSteps:
             if not most:
                 break
             del self._preparing[key]
+            if must_wait(key.link_id):
+                continue
             nodes = sequence.to_prepare(min(most, self._drafter.num_preparable(sequence)))
             if nodes:
                 inputs.append(StepInput(sequence, len(nodes), nodes))

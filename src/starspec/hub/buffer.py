@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import NamedTuple
 
 from starspec.errors import OurBug
@@ -50,6 +50,10 @@ class RequestBuffer:
     def waiting_targets(self) -> set[LinkId]:
         """Targets with sequences that wait."""
         return {key.link_id for key in self._waiting}
+
+    def waiting_of(self, targets: Set[LinkId]) -> list[DraftSequence]:
+        """Sequences of these targets that wait, in order of arrival."""
+        return [sequence for key, sequence in self._waiting.items() if key.link_id in targets] if targets else []
 
     @property
     def num_rows(self) -> int:

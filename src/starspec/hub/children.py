@@ -105,7 +105,8 @@ def _chosen_children(points: Sequence[Point], logits: Tensor, token_ids: Tensor 
             children += map(Children, plain)
             continue
         known = _of_all_tokens(logits[indices[0] : indices[-1] + 1], token_ids, sequence.target_vocab_size)
-        children += _drawn(sequence, nodes, known) if sequence.is_drawn else _proposed(sequence, nodes, known)
+        with sequence.law_timer:
+            children += _drawn(sequence, nodes, known) if sequence.is_drawn else _proposed(sequence, nodes, known)
     return children
 
 

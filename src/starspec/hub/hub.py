@@ -85,7 +85,7 @@ class DraftHub:
         )
         self._buffer = RequestBuffer(drafter, self._scheduler)
         self._sequences: dict[TagKey, DraftSequence] = {}
-        self._links = ConnectedTargets(config, self._sequences, self._buffer, drafter.max_held_tokens, trace)
+        self._links = ConnectedTargets(config, self._sequences, self._buffer, drafter.max_held_tokens, clock, trace)
         self._recorder = StatsRecorder(self.stats, clock(), trace)
         self._proposals = ProposalMaker(drafter, self._buffer, self._links, self.stats, self._recorder, clock)
         self._outbox: list[Reply] = []
@@ -189,7 +189,8 @@ class DraftHub:
             self._decline(key, now)
             return
         link = self._links[key.link_id]
-        sequence = DraftSequence(key, opened, session, link.limits, now, link.begin_sequence(num_new))
+        choice = link.begin_sequence(num_new)
+        sequence = DraftSequence(key, opened, session, link.limits, now, choice, link.law_timer)
         self._sequences[key] = sequence
         self._reply_if_ready(sequence, self._proposals.answer(sequence, opened.budget, now))
 
@@ -277,6 +278,8 @@ class DraftHub:
         Raises: whatever the drafter raises; call `abandon_step` then.
         """
         if not self._outbox and self._proposals.can_run_step:
+            for sequence in self._proposals.not_to_grow(now):
+                self._reply_if_ready(sequence, self._proposals.propose_if_ready(sequence, now))
             grown, end_s = self._proposals.run_step(now, is_obsolete)
             for sequence in grown:
                 self._reply_if_ready(sequence, self._proposals.propose_if_ready(sequence, end_s))

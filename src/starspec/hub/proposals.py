@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from starspec.hub.ahead import AheadSteps
 from starspec.hub.buffer import RequestBuffer
@@ -132,6 +133,11 @@ class ProposalMaker:
         """Whether `run_step` may find something to do."""
         return self._buffer.has_waiting or self._ahead.can_run
 
+    def not_to_grow(self, now: float) -> list[DraftSequence]:
+        """Sequences that wait, and get what is drafted already: their targets' laws took too long (`law_turns.py`)."""
+        targets = {each for each in self._buffer.scheduler.num_waiting if self._must_wait(each, now)}
+        return self._buffer.waiting_of(targets)
+
     def run_step(self, now: float, is_obsolete: Callable[[], bool] | None) -> tuple[Sequence[DraftSequence], float]:
         """Run a draft step for the sequences that wait. If none waits, it runs ahead of the verdicts that are to come.
 
@@ -145,6 +151,7 @@ class ProposalMaker:
             return (), self._run_step_ahead(now, is_obsolete)
         draft_step, sequences, num_wasted = self._buffer.run_step(now)
         end_s = self._clock()
+        self._charge_laws(sequences, end_s)
         self._recorder.add_wasted(num_wasted)
         self._recorder.add_step(now, end_s, draft_step)
         self._buffer.scheduler.note_time(draft_step, end_s - now)
@@ -153,8 +160,8 @@ class ProposalMaker:
         return sequences, end_s
 
     def propose_if_ready(self, sequence: DraftSequence, now: float) -> Proposal | None:
-        """The proposal of a sequence that has grown. Returns: what to send now, if anything."""
-        proposal = self._propose_if_ready(sequence, now)
+        """The proposal of a sequence that has grown, or is not to grow. Returns: what to send now, if anything."""
+        proposal = self._propose_if_ready(sequence, now, is_cut=self._must_wait(sequence.key.link_id, now))
         if sequence.round.request is None:  # others wait on, in the same place
             self.update(sequence)
         return proposal
@@ -174,26 +181,41 @@ class ProposalMaker:
 
     def _run_step_ahead(self, now: float, is_obsolete: Callable[[], bool] | None) -> float:
         """Returns: its end."""
-        num_nodes = self._ahead.run(now, is_obsolete)
+        num_nodes = self._ahead.run(now, partial(self._must_wait, now=now), is_obsolete)
         end_s = self._clock()
+        self._charge_laws(self._ahead.in_flight, end_s)
         num_sequences = self._ahead.end(num_nodes, end_s)
         if num_sequences:
             self._recorder.add_step_ahead(now, end_s, num_sequences, num_nodes)
         return end_s
 
-    def _propose_if_ready(self, sequence: DraftSequence, now: float) -> Proposal | None:
+    def _propose_if_ready(self, sequence: DraftSequence, now: float, *, is_cut: bool = False) -> Proposal | None:
+        """Args: is_cut: whether what is drafted already is all that the target gets now."""
         request, early = sequence.round.request, sequence.round.early_proposal
         if request is None:
             return None
         if early is not None:  # ADR 22: it was sent before its verdict was handled
             self._note_proposal(sequence, early.proposal, early.proposal.tree, early.made_s)
             return None
-        if not sequence.is_complete and not self._pays_in_part(sequence, now):
-            return None
+        if not (sequence.is_complete or self._pays_in_part(sequence, now)):
+            if not is_cut:
+                return None
+            self._stats.num_cut += 1
         session, tree = sequence.session, sequence.proposal()
         proposal = Proposal.of(tree, session.tag, session.epoch, session.prefix_len, *request.times(now))
         self._note_proposal(sequence, proposal, tree, now)
         return proposal
+
+    def _must_wait(self, link_id: LinkId, now: float) -> bool:
+        """Whether the laws of the target have had more than its share of the time, and others ask."""
+        return self._links[link_id].law_turns.must_wait(now) and self._buffer.scheduler.share(link_id) < 1.0
+
+    def _charge_laws(self, sequences: Iterable[DraftSequence], end_s: float) -> None:
+        """Charge a draft step with these sequences to the targets for whose laws it took time."""
+        for link_id in {sequence.key.link_id for sequence in sequences}:
+            link = self._links[link_id]
+            if seconds := link.law_timer.take():
+                link.law_turns.spend(seconds, self._buffer.scheduler.share(link_id), end_s)
 
     def _pays_in_part(self, sequence: DraftSequence, now: float) -> bool:
         if not sequence.round.runs_ahead:

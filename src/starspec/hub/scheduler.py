@@ -71,6 +71,12 @@ class DraftScheduler:
         """Sequences of each target that wait."""
         return self._asking.num_waiting
 
+    def share(self, link_id: LinkId) -> float:
+        """Of draft steps, by weight, while others ask; 1 = none does, or targets have no shares."""
+        others = self._asking.num_asking.keys() - {link_id} if self._is_fair else ()
+        own = self.weights[link_id]
+        return own / (own + sum(self.weights[each] for each in others))
+
     @property
     def step_cost(self) -> DraftStepCost | None:
         """Cost of a draft step without prefill; None before the first."""

@@ -12,6 +12,7 @@ from starspec.cache.features import FeatureTail
 from starspec.errors import OurBug
 from starspec.hub.committed import CommittedTokens, DraftLimits
 from starspec.hub.growing_tree import GrowingTree
+from starspec.hub.law_timer import LawTimer
 from starspec.hub.round import DraftRound, EarlyProposal, MadeProposal, SkippedRequest, VerifiedProposal
 from starspec.hub.tree_nodes import Children, Survivors
 from starspec.policy.draft_batch import TagKey
@@ -38,6 +39,7 @@ class DraftSequence:
 
     Args:
         ahead_choice: decides from round to round whether this sequence is drafted ahead, and how.
+        law_timer: of its target.
     """
 
     def __init__(
@@ -48,12 +50,14 @@ class DraftSequence:
         limits: DraftLimits,
         now: float,
         ahead_choice: AheadChoice,
+        law_timer: LawTimer,
     ) -> None:
         self.key: Final = key
         self.session: Final = session
         self.sampling: Final = opened.sampling
         self.is_plain_argmax: Final = opened.sampling.is_plain_argmax
         self.is_drawn: Final = RULES[opened.method].needs_drawn and not opened.sampling.is_greedy  # children are drawn
+        self.law_timer: Final = law_timer
         self.can_share: Final = limits.prefix_salt is not None  # prefixes with other sequences
         self.target_vocab_size: Final = limits.target_vocab_size  # token ids below it may be proposed
         self.committed = CommittedTokens(opened, limits, is_drawn=self.is_drawn)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from starspec.hub.committed import DraftLimits
+from starspec.hub.law_timer import LawTimer
 from starspec.hub.round import MadeProposal, SkippedRequest, VerifiedProposal
 from starspec.hub.sequence import DraftSequence
 from starspec.ids import Tag, TargetId
 from starspec.policy.capacity import Demand, demand_of
+from starspec.policy.law_turns import LawTurns
 from starspec.policy.peer_limits import Allowance
 from starspec.policy.run_ahead import AheadChoice
 from starspec.stats import HubTargetStats, Mean
@@ -25,6 +27,7 @@ class TargetState:
     Args:
         limits: of its sequences.
         ahead_choice: of its first sequence.
+        law_timer: of all its sequences.
         rate_limit: of its draft tokens; None = no limit.
         objective_s: its rounds are to be no longer than this; None = any.
         trace: also gets every round, if given. A vLLM server has no other trace.
@@ -35,6 +38,7 @@ class TargetState:
         target_id: TargetId,
         limits: DraftLimits,
         ahead_choice: AheadChoice,
+        law_timer: LawTimer,
         rate_limit: Allowance | None = None,
         objective_s: float | None = None,
         trace: Tracer | None = None,
@@ -42,6 +46,8 @@ class TargetState:
         self.target_id = target_id
         self.limits = limits
         self.ahead_choice = ahead_choice  # of the sequence that ended last: the next one continues from there
+        self.law_timer = law_timer
+        self.law_turns = LawTurns()
         self.plain_tokens_per_s = 0.0  # as the target reports it; 0 = not reported
         self.num_tags = 0  # with a sequence
         self.num_held_tokens = 0  # committed tokens of these sequences

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from starspec.config import HubConfig
 from starspec.errors import OurBug
 from starspec.hub.buffer import RequestBuffer
 from starspec.hub.committed import DraftLimits
+from starspec.hub.law_timer import LawTimer
 from starspec.hub.sequence import DraftSequence
 from starspec.hub.target_state import TargetState
 from starspec.ids import LinkId, TargetId
@@ -33,6 +34,7 @@ class ConnectedTargets:
         sequences: of all targets; the hub changes this mapping.
         buffer: knows what draft steps cost.
         max_held_tokens: as Drafter.
+        clock: times the targets' laws.
         trace: as for `TargetState`.
     """
 
@@ -42,6 +44,7 @@ class ConnectedTargets:
         sequences: Mapping[TagKey, DraftSequence],
         buffer: RequestBuffer,
         max_held_tokens: int,
+        clock: Callable[[], float],
         trace: Tracer | None = None,
     ) -> None:
         self._config = config
@@ -52,6 +55,7 @@ class ConnectedTargets:
         self._admission = None if config.admission == "off" else AdmissionControl(config.admission)
         self._sequences = sequences
         self._buffer = buffer
+        self._clock = clock
         self._trace = trace
         self._num_max = 0  # as counted last: counting takes a millisecond or two
         self._counted_s = float("-inf")
@@ -74,6 +78,7 @@ class ConnectedTargets:
             target_id,
             limits,
             AheadChoice(self._config.run_ahead),
+            LawTimer(self._clock),
             self._rate_limits.get(target_id),
             None if objective_ms is None else objective_ms / 1e3,
             self._trace,

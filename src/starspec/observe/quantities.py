@@ -130,6 +130,11 @@ HUB_COUNTERS: Final[tuple[Hub, ...]] = (
     Hub(
         "hub_rationed_requests", "Requests that a rate limit left without draft tokens.", lambda h: h.stats.num_rationed
     ),
+    Hub(
+        "hub_cut_proposals",
+        "Proposals cut short since the target's laws took more than its share of the time.",
+        lambda h: h.stats.num_cut,
+    ),
     Hub("hub_evictions", "Cache rows taken from one tag for another.", lambda h: h.stats.num_evictions),
     Hub("hub_prompt_tokens", "Tokens prefilled, including repeated prefills.", lambda h: h.stats.num_prompt_tokens),
     Hub(
