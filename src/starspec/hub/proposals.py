@@ -12,6 +12,7 @@ from starspec.hub.recorder import StatsRecorder
 from starspec.hub.sequence import DraftSequence
 from starspec.hub.targets import ConnectedTargets
 from starspec.ids import LinkId
+from starspec.policy.law_turns import LawfulTarget, law_share
 from starspec.speculation.budget import DraftBudget
 from starspec.speculation.tree import DraftTree
 from starspec.stats import HubStats
@@ -151,7 +152,7 @@ class ProposalMaker:
             return (), self._run_step_ahead(now, is_obsolete)
         draft_step, sequences, num_wasted = self._buffer.run_step(now)
         end_s = self._clock()
-        self._charge_laws(sequences, end_s)
+        self._charge_laws(sequences, now, end_s)
         self._recorder.add_wasted(num_wasted)
         self._recorder.add_step(now, end_s, draft_step)
         self._buffer.scheduler.note_time(draft_step, end_s - now)
@@ -183,7 +184,7 @@ class ProposalMaker:
         """Returns: its end."""
         num_nodes = self._ahead.run(now, partial(self._must_wait, now=now), is_obsolete)
         end_s = self._clock()
-        self._charge_laws(self._ahead.in_flight, end_s)
+        self._charge_laws(self._ahead.in_flight, now, end_s)
         num_sequences = self._ahead.end(num_nodes, end_s)
         if num_sequences:
             self._recorder.add_step_ahead(now, end_s, num_sequences, num_nodes)
@@ -207,15 +208,24 @@ class ProposalMaker:
         return proposal
 
     def _must_wait(self, link_id: LinkId, now: float) -> bool:
-        """Whether the laws of the target have had more than its share of the time, and others ask."""
-        return self._links[link_id].law_turns.must_wait(now) and self._buffer.scheduler.share(link_id) < 1.0
+        """Whether the laws of the target have had more than their share of the time, and others ask."""
+        return self._links[link_id].law_turns.must_wait(now) and bool(self._buffer.scheduler.who_shares - {link_id})
 
-    def _charge_laws(self, sequences: Iterable[DraftSequence], end_s: float) -> None:
+    def _charge_laws(self, sequences: Iterable[DraftSequence], start_s: float, end_s: float) -> None:
         """Charge a draft step with these sequences to the targets for whose laws it took time."""
-        for link_id in {sequence.key.link_id for sequence in sequences}:
-            link = self._links[link_id]
-            if seconds := link.law_timer.take():
-                link.law_turns.spend(seconds, self._buffer.scheduler.share(link_id), end_s)
+        targets = {sequence.key.link_id for sequence in sequences}
+        laws_s = {link_id: self._links[link_id].law_timer.take() for link_id in targets}
+        if not any(laws_s.values()):
+            return
+        for link_id, law_s in laws_s.items():
+            self._links[link_id].law_s.add(law_s)
+        step_s = end_s - start_s
+        shared_s = max(0.0, step_s - sum(laws_s.values()))
+        weights, who_shares = self._buffer.scheduler.weights, self._buffer.scheduler.who_shares | targets
+        asking = {each: LawfulTarget(weights[each], self._links[each].law_s.value) for each in who_shares}
+        for link_id, law_s in laws_s.items():
+            share = law_share(link_id, asking, law_s, step_s, shared_s)
+            self._links[link_id].law_turns.spend(law_s, share, end_s)
 
     def _pays_in_part(self, sequence: DraftSequence, now: float) -> bool:
         if not sequence.round.runs_ahead:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Final
 
 from starspec.config import MaxBatch
@@ -71,11 +71,10 @@ class DraftScheduler:
         """Sequences of each target that wait."""
         return self._asking.num_waiting
 
-    def share(self, link_id: LinkId) -> float:
-        """Of draft steps, by weight, while others ask; 1 = none does, or targets have no shares."""
-        others = self._asking.num_asking.keys() - {link_id} if self._is_fair else ()
-        own = self.weights[link_id]
-        return own / (own + sum(self.weights[each] for each in others))
+    @property
+    def who_shares(self) -> Set[LinkId]:
+        """Targets that ask, and so have shares of draft steps; none if the hub is not fair."""
+        return self._asking.num_asking.keys() if self._is_fair else frozenset()
 
     @property
     def step_cost(self) -> DraftStepCost | None:

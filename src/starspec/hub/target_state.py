@@ -8,7 +8,8 @@ from starspec.hub.round import MadeProposal, SkippedRequest, VerifiedProposal
 from starspec.hub.sequence import DraftSequence
 from starspec.ids import Tag, TargetId
 from starspec.policy.capacity import Demand, demand_of
-from starspec.policy.law_turns import LawTurns
+from starspec.policy.estimators import DecayedMean
+from starspec.policy.law_turns import WEIGHT, LawTurns
 from starspec.policy.peer_limits import Allowance
 from starspec.policy.run_ahead import AheadChoice
 from starspec.stats import HubTargetStats, Mean
@@ -48,6 +49,7 @@ class TargetState:
         self.ahead_choice = ahead_choice  # of the sequence that ended last: the next one continues from there
         self.law_timer = law_timer
         self.law_turns = LawTurns()
+        self.law_s = DecayedMean(WEIGHT)  # of a draft step
         self.plain_tokens_per_s = 0.0  # as the target reports it; 0 = not reported
         self.num_tags = 0  # with a sequence
         self.num_held_tokens = 0  # committed tokens of these sequences
