@@ -68,6 +68,22 @@ try:
 except KeyboardInterrupt:
     sys.exit(130)
 """
+POOL = """
+import os, signal, sys, threading, time
+from starspec.harness.children import in_processes
+
+is_early = sys.argv[1] == "early"
+if is_early:
+    threading.Timer(0.5, os.killpg, (0, signal.SIGINT)).start()
+try:
+    with in_processes(time.sleep, [0.0, 600.0, 600.0, 600.0]) as results:
+        next(results)  # they run now
+        if not is_early:
+            os.killpg(0, signal.SIGINT)
+        next(results)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
 
 
 def said(script: str, *words: str) -> tuple[int, str]:
@@ -98,6 +114,11 @@ def test_ctrl_c_ends_in_silence(script: str) -> None:
 @pytest.mark.parametrize("when", ["early", "running"], ids=["while its modules are imported", "while it runs"])
 def test_ctrl_c_reaches_no_child_of_a_benchmark(when: str) -> None:
     assert said(CHILD, when) == (130, "")
+
+
+@pytest.mark.parametrize("when", ["early", "running"], ids=["while its modules are imported", "while it runs"])
+def test_ctrl_c_ends_children_that_compute(when: str) -> None:
+    assert said(POOL, when) == (130, "")
 
 
 @pytest.mark.parametrize(("before", "num_counted"), [(signal.SIG_DFL, 1), (signal.SIG_IGN, 0)])

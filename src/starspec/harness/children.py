@@ -8,19 +8,22 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from enum import Enum
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from starspec.errors import PeerLost
 
 ANSWER_S = 300.0  # longest wait for a message of a child: starting takes seconds, measuring takes minutes
 STOP_S = 10.0
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class CoreSet(Enum):
@@ -82,6 +85,26 @@ class BenchProcess:
         return message
 
 
+@contextmanager
+def in_processes(run: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Iterator[Result]]:
+    """Run a function for each item, in a child for each processor.
+
+    Returns: the results, in order. If the block fails or is interrupted, the children end at once.
+    """
+    before = set(multiprocessing.active_children())
+    resource_tracker.ensure_running()  # on its start it lets interrupts through
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"), initializer=_prepare) as pool:
+        try:
+            with _interrupts_waiting():  # the children inherit this, while they import
+                results = pool.map(run, items)
+            yield results
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in set(multiprocessing.active_children()) - before:
+                child.terminate()
+            raise
+
+
 def _context(imported_once: str) -> ForkServerContext | SpawnContext:
     """Children are forked from a server that has already imported torch, and that has no threads or sockets.
 
@@ -113,8 +136,7 @@ class _Failure:
 
 
 def _run(pipe: Connection, run: Callable[..., None], arguments: tuple[Any, ...], cores: CoreSet) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process
-    _end_with_parent()
+    _prepare()
     _quiet()
     _pin_to(cores)
     _sleep_sharply()
@@ -124,6 +146,11 @@ def _run(pipe: Connection, run: Callable[..., None], arguments: tuple[Any, ...],
         pipe.send(_Failure(f"{type(error).__name__}: {error}"))
     finally:
         pipe.close()
+
+
+def _prepare() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process
+    _end_with_parent()
 
 
 def _end_with_parent() -> None:

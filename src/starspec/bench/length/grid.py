@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from statistics import fmean
 from typing import Any, Final
 
 from starspec.bench.length.simulation import Scene, Simulation
 from starspec.config.speculative import DOUBT
+from starspec.harness.children import in_processes
 from starspec.harness.provenance import collect_provenance
 from starspec.harness.report import Report
 from starspec.harness.table import Block, Column, Table
@@ -128,9 +128,8 @@ def measure_grid(plan: GridPlan, advance: Callable[[str], None]) -> Report:
         advance: called with each scene that is done.
     """
     rows: list[LengthRow] = []
-    scenes = plan.scenes
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for row in pool.map(measure_scene, scenes, [plan.num_tokens] * len(scenes)):
+    with in_processes(partial(measure_scene, num_tokens=plan.num_tokens), plan.scenes) as found:
+        for row in found:
             advance(row.what)
             rows.append(row)
     return Report(collect_provenance(), rows, ratios_of(rows), {"synthetic": True, "num_tokens": plan.num_tokens})

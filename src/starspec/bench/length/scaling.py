@@ -7,14 +7,14 @@ size decodes the same requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from starspec.bench.length.grid import MOST
 from starspec.bench.length.simulation import Curve, Scene, Simulation
+from starspec.harness.children import in_processes
 from starspec.harness.figures import look, require_matplotlib, save
 from starspec.harness.table import Column, Table
 from starspec.policy.length.dsde import Dsde
@@ -57,8 +57,8 @@ def measure_scaling(num_tokens: int, advance: Callable[[str], None]) -> list[Sca
     """
     runs = [(curve, policy, batch) for curve in CURVES for policy in POLICIES for batch in BATCHES]
     speeds: dict[tuple[Curve, str, int], float] = {}
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for run, speed in zip(runs, pool.map(speed_of, runs, [num_tokens] * len(runs)), strict=True):
+    with in_processes(partial(speed_of, num_tokens=num_tokens), runs) as found:
+        for run, speed in zip(runs, found, strict=True):
             advance(f"{run[1]}, batch {run[2]}")
             speeds[run] = speed
     return [
