@@ -171,6 +171,10 @@ LINES = {
         ("stage", "--target", "synthetic:", "--layers", "0:1", "--listen", "tcp://127.0.0.1:0"),
         "'synthetic:' has no layers, so no stage can have some of them",
     ),
+    "plan-stages: a model without layers": (
+        ("plan-stages", "--target", "synthetic:", "--node", "a=8GiB"),
+        "'synthetic:' has no layers, so it cannot be cut into stages",
+    ),
     "plan-stages: too many machines": (
         ("plan-stages", "--target", "HERE/long", *[f"--node={name}=8GiB" for name in "abcdefgh"]),
         "8 nodes are too many to plan for: give at most 7",
@@ -196,10 +200,6 @@ LINES = {
     "doctor: stages": (
         ("doctor", "--target", "HERE/long", *DRAFT, "--stages", "3"),
         "has 2 layers, so it cannot be cut into 3 stages",
-    ),
-    "plan-stages: no layers": (
-        ("plan-stages", "--target", "synthetic:", "--node", "a=1GiB"),
-        "'synthetic:' has no layers, so no stage can have some of them",
     ),
     "up: ready file": (
         ("up", *TARGET, "--port", "0", "--ready-file", "/proc/ready"),
@@ -322,6 +322,10 @@ LINES = {
     "train: target": (
         ("train", "--target", "/nowhere", "--prompts", "HERE/prompts.jsonl", "--out", "HERE/out"),
         NOWHERE,
+    ),
+    "train: a path as a name": (
+        ("train", *TARGET, "--prompts", "HERE/prompts.jsonl", "--out", "HERE/out", "--target-name", "/tmp"),
+        "--target-name '/tmp' is not a name: it must be letters, digits and any of",
     ),
     "train: prompts": (("train", *TARGET, *PROMPTS, "--out", "HERE/out"), NO_FILE),
     "train: folder": (

@@ -324,7 +324,7 @@ def test_a_chat_is_with_the_first_model_or_the_one_that_is_named(
 def test_a_chat_with_an_unknown_model_names_those_there_are(gateway: Any, starspec: Callable[..., Any]) -> None:
     _, url = gateway
     outcome = starspec("chat", url, "--model", "third")
-    told = "starspec: --model: the gateway has no model 'third'; it has 'toy', 'second'\n"
+    told = "starspec: --model: the gateway has no model 'third' that can answer now; it has 'toy', 'second'\n"
     assert (outcome.code, outcome.err) == (1, told)
 
 

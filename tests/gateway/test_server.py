@@ -32,25 +32,30 @@ def samples_of(text: str) -> dict[tuple[str, str], float]:
 def test_a_port_in_use_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(ConfigError, match="in use") as refused:
-            listen("127.0.0.1", taken.getsockname()[1])
+            listen("127.0.0.1", taken.getsockname()[1], has_key=False)
         assert "\n" not in str(refused.value)
 
 
 def test_an_address_that_this_machine_does_not_have_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 203\.0\.113\.7"):
-        listen("203.0.113.7", 0)
+        listen("203.0.113.7", 0, has_key=False)
 
 
 def test_listening_beyond_loopback_is_warned_about() -> None:
     with capture_logs() as logs:
-        listen("127.0.0.1", 0).close()
+        listen("127.0.0.1", 0, has_key=False).close()
         assert not logs
-        listen("0.0.0.0", 0).close()
-    assert "plain HTTP" in logs[0]["event"]
+        listen("0.0.0.0", 0, has_key=False).close()
+        listen("0.0.0.0", 0, has_key=True).close()
+    without_key, with_key = (each["event"] for each in logs)
+    assert "plain HTTP" in without_key
+    assert "set an API key" in without_key
+    assert "plain HTTP" in with_key
+    assert "key" not in with_key  # it has one
 
 
 def test_connections_send_small_chunks_at_once() -> None:
-    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()) as _:
+    with listen("127.0.0.1", 0, has_key=False) as listening, socket.create_connection(listening.getsockname()) as _:
         listening.setblocking(True)
         accepted, _ = listening.accept()
         with accepted:

@@ -93,6 +93,17 @@ async def test_a_model_without_a_target_is_a_503_and_the_others_answer(both: Any
     assert said == [200, 200, 503]
 
 
+async def test_a_model_without_a_target_is_not_listed_until_it_has_one(both: Any) -> None:
+    for target in both.targets[1:]:
+        target.is_answering = False
+    assert [each["id"] for each in (await both.http.get("/v1/models")).json()["data"]] == ["toy-model"]
+    assert (await both.http.get("/v1/models/toy-model")).status_code == 200
+    gone = await both.http.get("/v1/models/second")
+    assert (gone.status_code, gone.json()["error"]["message"]) == (503, "no target can answer")
+    both.targets[2].is_answering = True
+    assert [each["id"] for each in (await both.http.get("/v1/models")).json()["data"]] == ["toy-model", "second"]
+
+
 async def test_the_answer_of_a_lost_target_goes_to_another_of_the_same_model(both: Any) -> None:
     for target in both.targets:
         target.script = None

@@ -105,11 +105,11 @@ OF_FAMILIES = {
     "qwen2": (Qwen2Config, {}, lambda writer: writer.add_layer_norm_rms_eps(1e-6)),
     "qwen3": (
         Qwen3Config,
-        {"head_dim": 128},  # of all published sizes; transformers reads no other one of a file
+        {"head_dim": 24},  # not that of all published sizes, which transformers takes for granted
         lambda writer: (
             writer.add_layer_norm_rms_eps(1e-6),
-            writer.add_key_length(128),
-            writer.add_value_length(128),
+            writer.add_key_length(24),
+            writer.add_value_length(24),
         ),
     ),
     "phi3": (

@@ -116,9 +116,11 @@ def chat(
 
 
 def _chosen(asked: str | None, served: list[str]) -> str:
-    """The model that is to answer. Raises: StarspecError if it is not served."""
+    """The model that is to answer. Raises: StarspecError if it is not served now."""
     if asked is not None and asked not in served:
-        raise StarspecError(f"--model: the gateway has no model {asked!r}; it has {', '.join(map(repr, served))}")
+        raise StarspecError(
+            f"--model: the gateway has no model {asked!r} that can answer now; it has {', '.join(map(repr, served))}"
+        )
     return asked or served[0]
 
 

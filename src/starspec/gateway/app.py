@@ -83,7 +83,8 @@ class Routes:
 
     async def models(self) -> Response:
         check_ready(self._services.router)
-        return JSONResponse({"object": "list", "data": [each.card() for each in self._services.served.values()]})
+        cards = [each.card() for each in self._services.served.values() if each.targets.is_ready]
+        return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, model_id: str) -> Response:
         served = self._services.of(model_id)

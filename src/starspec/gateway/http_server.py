@@ -134,11 +134,16 @@ def redirect_uvicorn_log(log_limit: LogLimit) -> None:
     logger.setLevel(logging.INFO)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """As `open_port`. Effects: warns when the interface is not loopback: HTTP here is plain text."""
+def listen(host: str, port: int, *, has_key: bool) -> socket.socket:
+    """As `open_port`. Effects: warns when the interface is not loopback: HTTP here is plain text.
+
+    Args:
+        has_key: requests need an API key.
+    """
     listening = open_port(host, port)
     if not ipaddress.ip_address(listening.getsockname()[0]).is_loopback:
-        log.warning("the gateway speaks plain HTTP to other machines; put TLS before it and set an api key", host=host)
+        advice = "put TLS in front of it" if has_key else "put TLS in front of it and set an API key"
+        log.warning(f"the gateway speaks plain HTTP to other machines: {advice}", host=host)
     return listening
 
 

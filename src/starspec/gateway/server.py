@@ -90,7 +90,7 @@ class GatewayServer:
         self._connect = connect if connect is not None else zmq_connections(config)
         self._audit = AuditLog(config.audit_log, "gateway")
         self._models = load_served_models(config)
-        self._socket = listen(config.host, config.port)
+        self._socket = listen(config.host, config.port, has_key=config.api_key is not None)
         self._drain = Drain(config.shutdown_timeout_s, clock)
 
     @property

@@ -15,6 +15,7 @@ from starspec.errors import RequestError
 from starspec.grammars.finite import NOTHING_FITS, has_finite_text
 from starspec.grammars.keywords import Misread, check_keywords, subschemas
 from starspec.grammars.vocabulary import bytes_and
+from starspec.json_text import parse_json
 from starspec.quoting import readable, shortened
 from starspec.sampling.grammar import GrammarSpec
 
@@ -186,12 +187,7 @@ def _complaint_about(schema: dict[str, Any]) -> str:
 
 
 def _schema(spec: GrammarSpec) -> dict[str, Any]:
-    try:
-        schema = json.loads(spec.text)
-    except json.JSONDecodeError:
-        raise
-    except ValueError as error:  # Python converts no integer of more than 4300 digits
-        raise ValueError("has an integer of too many digits") from error
+    schema = parse_json(spec.text)
     if not isinstance(schema, dict):
         raise ValueError("a JSON schema must be an object")
     return schema

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from starspec.config import Dtype, ModelConfig
-from starspec.config.checks import options_of
+from starspec.config.checks import check_name, options_of
 from starspec.config.model import check_device
 from starspec.config.option import Option
 from starspec.errors import ConfigError
@@ -158,6 +158,8 @@ class HeadPlan:
     num_threads: Annotated[int | None, MODEL_OPTIONS["num_threads"]] = None
 
     def __post_init__(self) -> None:
+        if self.target_name is not None:
+            check_name(self.target_name, "--target-name")
         if self.method == "eagle" and self.draft_vocab_size != DEFAULT_DRAFT_VOCAB:
             raise ConfigError("--draft-vocab-size is for eagle3: a head of eagle has its target's vocabulary")
 

@@ -112,10 +112,11 @@ def check_holds(config: ModelConfig, memory_bytes: int) -> None:
 
     Args:
         memory_bytes: of all machines together.
-    Raises: ConfigError. Machines that hold it together may still hold too few whole layers each.
+    Raises: ConfigError, also for a synthetic model, which has no layers. Machines that hold a model together may still
+        hold too few whole layers each.
     """
     if is_synthetic(config.model):
-        return
+        raise ConfigError(f"'{config.model}' has no layers, so it cannot be cut into stages")
     folder, num_bytes = locate(config.model), NUMBER_BYTES[config.dtype]
     num_row_bytes = (declared_cache_numbers(folder) or 0) * context_length(config) * num_bytes
     needed = declared_weights(folder) * num_bytes + config.num_rows * num_row_bytes

@@ -95,6 +95,7 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
         advance("dequantizing the weights")
         model, loaded = AutoModelForCausalLM.from_pretrained(
             source,
+            config=_config(gguf, facts),
             gguf_file=gguf.name,
             dtype=torch.bfloat16,
             quantization_config=GgufConfig(dequantize=True),
@@ -115,6 +116,17 @@ def convert(gguf: Path, folder: Path, advance: Advance) -> None:
         check_tokenizer(facts.vocabulary, saved, model.get_input_embeddings().num_embeddings)
 
 
+def _config(gguf: Path, facts: GgufFacts) -> Any:
+    """transformers' config of a file, with the size of a head, which it does not read of some families."""
+    from transformers import AutoConfig  # noqa: PLC0415 (slow to import, and a converted model needs none of this)
+
+    config = AutoConfig.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    has_one_size = hasattr(config, "head_dim") and not hasattr(config, "global_head_dim")
+    if facts.head_dim is not None and has_one_size:
+        config.head_dim = facts.head_dim
+    return config
+
+
 @dataclass(frozen=True, slots=True)
 class GgufFacts:
     """What a .gguf file says and transformers ignores."""
@@ -124,6 +136,7 @@ class GgufFacts:
     rope: dict[str, Any]  # those of ROPE_READ that the file has
     attention: dict[str, Any]  # those of ATTENTION_READ that the file has, by their names in a config
     freq_factors: NDArray[np.float32] | None  # [D / 2]: Llama 3.1 and later divide the rotary frequencies by these
+    head_dim: int | None = None  # size of a head of queries and keys
 
 
 def read_facts(gguf: Path) -> GgufFacts:
@@ -155,7 +168,8 @@ def read_facts(gguf: Path) -> GgufFacts:
     if turn_ends and turn_ends[-1] >= len(vocabulary.tokens):
         raise ValueError(f"token {turn_ends[-1]} ends a turn, but the last token is {len(vocabulary.tokens) - 1}")
     has_factors = factors is not None and (factors != 1.0).any()
-    return GgufFacts(vocabulary, tuple(turn_ends), rope, attention, factors if has_factors else None)
+    head_dim = value(f"{architecture}.attention.key_length")
+    return GgufFacts(vocabulary, tuple(turn_ends), rope, attention, factors if has_factors else None, head_dim)
 
 
 def _rope(prefix: str, reader: Any, value: Callable[[str], Any]) -> dict[str, Any]:
