@@ -121,7 +121,7 @@ def _config(gguf: Path, facts: GgufFacts) -> Any:
     from transformers import AutoConfig  # noqa: PLC0415 (slow to import, and a converted model needs none of this)
 
     config = AutoConfig.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    has_one_size = hasattr(config, "head_dim") and not hasattr(config, "global_head_dim")
+    has_one_size = "head_dim" in vars(config) and not hasattr(config, "global_head_dim")  # of some it is a property
     if facts.head_dim is not None and has_one_size:
         config.head_dim = facts.head_dim
     return config
